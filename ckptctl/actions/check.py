@@ -1,0 +1,142 @@
+"""`check`: is this path safe for a checkpoint, seen from this node?"""
+
+from __future__ import annotations
+
+import errno
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from ckptctl.checks.path import SPACE_FINDINGS, findings, look, look_for_lineage, probe_writes
+from ckptctl.errors import DeadlineExceeded, StorageFault
+from ckptctl.model.mount import PathFacts
+from ckptctl.model.report import Finding, Report, Severity
+from ckptctl.model.verdict import Placement
+from ckptctl.policy.placement import PlacementVerdict, judge, without_facts
+
+# Errors that say something of the user or the name; every other one says that the storage does not answer.
+_NOT_THE_STORAGE = (errno.EACCES, errno.EPERM, errno.ELOOP, errno.ENAMETOOLONG, errno.ENOENT, None)
+
+
+@dataclass(frozen=True)
+class CheckResult:
+    """The class of a path, everything that was found, and the exit code. `facts` is None when it did not answer."""
+
+    verdict: PlacementVerdict
+    report: Report
+    facts: PathFacts | None
+    exit_code: int
+
+
+def check(
+    path: str,
+    *,
+    single_machine: bool = False,
+    accept: frozenset[Placement] = frozenset(),
+    deadline_s: float = 10.0,
+    job_id: str | None = None,
+    temporary_dirs: tuple[str, ...] = (),
+    probe: bool = False,
+) -> CheckResult:
+    """Check one path from this node, as this user. Returns by the deadline, also when a mount hangs.
+
+    With `probe` an allowed, existing folder is also written to: one file `.ckptctl-probe-*`, which is removed again.
+    Without it nothing is created. Says nothing about other nodes. Raises `UsageError` for what is no path.
+    """
+    end = time.monotonic() + deadline_s
+    try:
+        facts = look(path, deadline_s=deadline_s)
+    except (DeadlineExceeded, StorageFault) as exc:
+        return _not_seen(path, exc)
+    verdict = judge(facts, job_id=job_id, single_machine=single_machine, accept=accept, temporary_dirs=temporary_dirs)
+    found = [_placement_finding(path, verdict), *findings(facts)]
+    if probe:
+        try:
+            found += _probe(facts, verdict, end - time.monotonic())
+        except (DeadlineExceeded, StorageFault) as exc:
+            return _not_seen(path, exc, facts)
+    return CheckResult(verdict, Report(path, tuple(found)), facts, _exit_code(verdict, found))
+
+
+def probe_node(
+    path: str,
+    *,
+    single_machine: bool = False,
+    accept: frozenset[Placement] = frozenset(),
+    deadline_s: float = 10.0,
+    job_id: str | None = None,
+    temporary_dirs: tuple[str, ...] = (),
+) -> dict[str, Any]:
+    """Return one node's answer about a checkpoint root, as JSON, for a comparison with the other nodes' answers.
+
+    Creates nothing and returns by the deadline. Keys: `path`, `real` (None when the path did not answer), `placement`,
+    `confidence`, `allowed`, `reason`, `remedy`, `exit_code` (of the placement alone), `identity` (type, source, root,
+    or None), `missing`, `writable`, `writable_errno`, `lineage_visible`, `lineage_id`, `lineage_problem`.
+    """
+    facts: PathFacts | None = None
+    lineage: dict[str, Any] = {"visible": False, "id": None, "problem": ""}
+    try:
+        facts, lineage = look_for_lineage(path, deadline_s=deadline_s)
+        verdict = judge(
+            facts, job_id=job_id, single_machine=single_machine, accept=accept, temporary_dirs=temporary_dirs
+        )
+        exit_code = verdict.exit_code
+    except (DeadlineExceeded, StorageFault) as exc:
+        result = _not_seen(path, exc)
+        verdict, exit_code = result.verdict, result.exit_code
+    return {
+        "path": path,
+        "real": facts.real if facts else None,
+        "placement": verdict.placement.value,
+        "confidence": verdict.confidence.value,
+        "allowed": verdict.allowed,
+        "reason": verdict.reason,
+        "remedy": verdict.remedy,
+        "exit_code": exit_code,
+        "identity": facts.mount.identity_fields() if facts else None,
+        "missing": facts.missing if facts else None,
+        "writable": facts.writable if facts else False,
+        "writable_errno": facts.writable_errno if facts else None,
+        "lineage_visible": lineage["visible"],
+        "lineage_id": lineage["id"],
+        "lineage_problem": lineage["problem"],
+    }
+
+
+def _placement_finding(path: str, verdict: PlacementVerdict) -> Finding:
+    return Finding(
+        name="placement",
+        severity=Severity.INFO if verdict.allowed else Severity.ERROR,
+        message=f"{verdict.placement.value}: {verdict.reason}",
+        where=path,
+        remedy=verdict.remedy,
+        facts={"confidence": verdict.confidence.value, "evidence": list(verdict.evidence)},
+    )
+
+
+def _not_seen(path: str, problem: DeadlineExceeded | StorageFault, facts: PathFacts | None = None) -> CheckResult:
+    """Return the result for a path that could not be looked at, or not written to: refused, exit code 14."""
+    number = problem.__cause__.errno if isinstance(problem.__cause__, OSError) else None
+    hangs = isinstance(problem, DeadlineExceeded)
+    placement = Placement.UNREACHABLE if hangs or number not in _NOT_THE_STORAGE else Placement.UNKNOWN
+    verdict = without_facts(placement, problem.message, remedy=problem.hint)
+    name = "not-reachable" if placement is Placement.UNREACHABLE else "not-accessible"
+    error = {"errno": number} if number is not None else {}
+    found = Finding(name, Severity.ERROR, problem.message, where=path, remedy=problem.hint, facts=error)
+    return CheckResult(verdict, Report(path, (_placement_finding(path, verdict), found)), facts, 14)
+
+
+def _probe(facts: PathFacts, verdict: PlacementVerdict, left_s: float) -> tuple[Finding, ...]:
+    if not verdict.allowed or facts.missing or not facts.writable:
+        message = "nothing was written as a probe: the folder is missing, not writable or refused"
+        return (Finding("not-probed", Severity.INFO, message, where=facts.real),)
+    return probe_writes(facts.existing, deadline_s=left_s)
+
+
+def _exit_code(verdict: PlacementVerdict, found: list[Finding]) -> int:
+    if not verdict.allowed:
+        return verdict.exit_code
+    errors = {finding.name for finding in found if finding.severity is Severity.ERROR}
+    if errors - SPACE_FINDINGS:
+        return 14
+    return 13 if errors else 0

@@ -1,0 +1,1 @@
+"""Nouns: frozen dataclasses and enums, with their encoding. No I/O, no clock, no environment."""

@@ -1,0 +1,305 @@
+"""Who can still read a path when its node is gone: the class of a path, from what was seen of it.
+
+The first rule that decides wins; what no rule knows is UNKNOWN, and UNKNOWN is refused. A static verdict never says
+that other nodes see the same folder: only a proof across nodes does.
+"""
+
+from __future__ import annotations
+
+import errno
+import re
+from dataclasses import dataclass
+
+from ckptctl.model.mount import BlockDevice, MountRow, PathFacts
+from ckptctl.model.report import Finding, Severity
+from ckptctl.model.verdict import Confidence, Placement
+from ckptctl.policy.filesystems import FILE_SYSTEMS, KERNEL_TYPES, OBJECT_SOURCES, OPTION_LINTS, WRITEBACK_OPTIONS
+
+SHARED = frozenset({Placement.SHARED_PARALLEL, Placement.SHARED_SERVER})
+"""What a checkpoint may be written to without anybody's word."""
+FAULTS = frozenset(
+    {Placement.READ_ONLY, Placement.MISSING_MOUNT, Placement.UNREACHABLE, Placement.AUTOFS_PENDING},
+)
+"""Classes that say something of this node, not of the user's choice: exit code 14, not 10."""
+SINGLE_MACHINE = frozenset({Placement.NODE_LOCAL, Placement.NODE_ATTACHED_NETWORK_BLOCK})
+"""What is allowed when all nodes are one machine by declaration."""
+ACCEPTABLE = frozenset({Placement.SHARED_EPHEMERAL, Placement.SHARED_WRITEBACK, Placement.CONTAINER_EPHEMERAL})
+"""What can be allowed by naming the class; CONTAINER_EPHEMERAL only on a single machine."""
+
+_NETWORK_TRANSPORTS = frozenset({"rdma", "tcp", "fc", "iscsi"})
+_NETWORK_NAMES = re.compile(r"(rbd|nbd|drbd)\d")
+_MEMORY_NAMES = re.compile(r"(zram|ram)\d")
+_NETWORK_MODELS = (  # cloud volumes look like a local NVMe or SCSI disk but for their model
+    *("Amazon Elastic Block Store", "nvme_card-pd", "PersistentDisk"),
+    *("MSFT NVMe Accelerator", "Alibaba Cloud Elastic Block Storage"),
+)
+_CONTAINER_ROOT = re.compile(r"(^|[/:])(enroot|pyxis[_.-][^/]*)(/|$)")
+
+_SHARED_REMEDY = "use a folder on storage that all nodes mount (Lustre, GPFS, BeeGFS, WEKA, CephFS, NFS, …)"
+_REMEDIES = {
+    Placement.SHARED_PARALLEL: "",
+    Placement.SHARED_SERVER: "",
+    Placement.SHARED_EPHEMERAL: "use a folder that is kept after the end of the job",
+    Placement.READ_ONLY: "mount it writable, or use another folder",
+    Placement.AUTOFS_PENDING: "look at the automounter of this node, and whether the server answers",
+    Placement.MISSING_MOUNT: "mount it on this node",
+    Placement.UNREACHABLE: "look at the mount and its server; the node should not start jobs until it answers",
+    Placement.UNKNOWN: f"have it proved or declared by the site, or {_SHARED_REMEDY}",
+}
+
+
+@dataclass(frozen=True)
+class PlacementVerdict:
+    """The class of a path, whether a checkpoint may live there, and why: one line of reason, then the evidence."""
+
+    placement: Placement
+    confidence: Confidence
+    allowed: bool
+    reason: str
+    evidence: tuple[str, ...] = ()
+    remedy: str = ""
+
+    @property
+    def exit_code(self) -> int:
+        """The exit code of `check` for this verdict, whatever the policy mode."""
+        if self.allowed:
+            return 0
+        return 14 if self.placement in FAULTS else 10
+
+
+@dataclass(frozen=True)
+class _Class:
+    placement: Placement
+    reason: str
+    evidence: tuple[str, ...] = ()
+    final: bool = False  # nobody's word changes it
+
+
+def judge(
+    facts: PathFacts,
+    *,
+    job_id: str | None,
+    single_machine: bool,
+    accept: frozenset[Placement],
+    temporary_dirs: tuple[str, ...] = (),
+) -> PlacementVerdict:
+    """Judge one path. It promises that no class is allowed which this node can take with it, unless somebody said so.
+
+    `job_id` and `temporary_dirs` (such as `$TMPDIR`) name what is removed at the end of the job; `single_machine` says
+    that all nodes are this machine; `accept` are classes that the user allows by name (see `ACCEPTABLE`).
+    """
+    found = _classify(facts, job_id, temporary_dirs)
+    placement, reason = found.placement, found.reason
+    confidence, allowed = Confidence.STATIC, placement in SHARED
+    if not allowed and not found.final:
+        if single_machine and placement in SINGLE_MACHINE:
+            confidence, allowed = Confidence.DECLARED, True
+            reason = f"declared: single machine; {reason}"
+        elif placement in accept & ACCEPTABLE and (single_machine or placement is not Placement.CONTAINER_EPHEMERAL):
+            confidence, allowed = Confidence.DECLARED, True
+            reason = f"declared: {placement.value} is accepted; {reason}"
+    evidence = (*found.evidence, *_seen(facts))
+    if placement in accept and not allowed:
+        evidence = (f"{placement.value} was accepted by name, which does not help here", *evidence)
+    remedy = "" if allowed else _REMEDIES.get(placement, _SHARED_REMEDY)
+    return PlacementVerdict(placement, confidence, allowed, reason, evidence, remedy)
+
+
+def without_facts(placement: Placement, reason: str, *, remedy: str = "") -> PlacementVerdict:
+    """Return the verdict on a path that could not be looked at: always refused."""
+    remedy = remedy or _REMEDIES.get(placement, _SHARED_REMEDY)
+    return PlacementVerdict(placement, Confidence.STATIC, False, _line(reason), remedy=remedy)
+
+
+def option_findings(row: MountRow) -> tuple[Finding, ...]:
+    """Return a warning for every mount option that weakens a shared file system."""
+    found = [(option, effect) for option, effect in OPTION_LINTS.get(row.type, ()) if option in row.super_options]
+    note = FILE_SYSTEMS[row.type].note if row.type in FILE_SYSTEMS else ""
+    if note and FILE_SYSTEMS[row.type].placement in SHARED:
+        found.append(("", note))
+    if row.mount_point == "/" and row.type in FILE_SYSTEMS and FILE_SYSTEMS[row.type].placement in SHARED:
+        found.append(("", "it is the whole root file system: a container's one may be removed with the container"))
+    return tuple(
+        Finding(
+            name="mount-option" if option else "mount-type",
+            severity=Severity.WARNING,
+            message=f"{row.type} is mounted with `{option}`: {effect}" if option else f"{row.type}: {effect}",
+            where=_line(row.mount_point),
+        )
+        for option, effect in found
+    )
+
+
+# --- rules, the first that decides wins ------------------------------------------------------------------------------
+
+
+def _classify(facts: PathFacts, job_id: str | None, temporary_dirs: tuple[str, ...]) -> _Class:
+    row = facts.mount
+    what = _line(f"{row.type} from {row.source or '(no source)'}, mounted at {row.mount_point}")
+    known = FILE_SYSTEMS.get(row.type)
+    if row.type == "autofs" or facts.magic == 0x0187:
+        return _Class(
+            Placement.AUTOFS_PENDING, f"the automount of {_line(facts.existing)} was triggered and is not there"
+        )
+    if row.read_only or facts.writable_errno == errno.EROFS:
+        return _Class(Placement.READ_ONLY, f"read-only: {what}")
+    if row.deleted:
+        return _Class(
+            Placement.CONTAINER_EPHEMERAL,
+            f"the folder that is mounted here has been deleted, new files give ENOENT: {what}",
+            final=True,
+        )
+    if known is None:
+        kind = "an interface of the kernel" if row.type in KERNEL_TYPES else "a file system that ckptctl does not know"
+        return _Class(Placement.UNKNOWN, f"{kind}: {what}")
+    if facts.magic not in known.magics:
+        return _Class(Placement.UNKNOWN, f"the mount table says {row.type}, statfs says {facts.magic:#010x}: {what}")
+    note = (known.note,) if known.note else ()
+    if row.type in ("fuse", "fuseblk") and row.source.lower().startswith(OBJECT_SOURCES):
+        return _Class(Placement.SHARED_OBJECT, f"an object store behind a folder: {what}")
+    if known.placement is Placement.CONTAINER_EPHEMERAL:
+        return _layered(row, what)
+    if known.placement in SHARED:
+        weak = _ephemeral(facts, job_id, temporary_dirs, what) or _weak(facts, what)
+        return weak or _Class(known.placement, what, note)
+    if known.placement is Placement.NODE_LOCAL:
+        return _on_devices(facts, what)
+    if known.placement is Placement.VOLATILE:
+        return _Class(Placement.VOLATILE, f"in this node's memory: {what}")
+    return _Class(known.placement, f"{known.note}: {what}" if known.note else what)
+
+
+def _layered(row: MountRow, what: str) -> _Class:
+    upper = row.option("upperdir") or "a folder that the mount table does not name"
+    evidence = (f"new files go to {_line(upper)} (a name of the host, which may mean something else here)",)
+    return _Class(Placement.CONTAINER_EPHEMERAL, f"a layer that is removed with its container: {what}", evidence)
+
+
+def _ephemeral(facts: PathFacts, job_id: str | None, temporary_dirs: tuple[str, ...], what: str) -> _Class | None:
+    """Shared storage whose content goes with the job. Only a signal in the path alone can be overruled."""
+    row = facts.mount
+    texts = " ".join((row.source, row.mount_point, *row.super_options)).lower()
+    if row.type in ("beegfs", "fhgfs") and ("beeond" in texts or "ondemand" in texts):
+        return _Class(Placement.SHARED_EPHEMERAL, f"BeeOND, made of this job's own nodes: {what}", final=True)
+    if row.mount_point.startswith("/mnt/nnf/"):
+        return _Class(Placement.SHARED_EPHEMERAL, f"a Rabbit file system, made for a job: {what}", final=True)
+    for path in (row.mount_point, row.root):
+        if part := _job_part(path, job_id):
+            return _Class(Placement.SHARED_EPHEMERAL, f"mounted for job {job_id} only (`{part}`): {what}", final=True)
+    if part := _job_part(facts.real, job_id):
+        return _Class(
+            Placement.SHARED_EPHEMERAL, f"a folder of job {job_id} (`{_line(part)}`), often removed with it: {what}"
+        )
+    for folder in temporary_dirs:
+        if folder.strip("/") and (facts.real + "/").startswith(folder.rstrip("/") + "/"):
+            return _Class(Placement.SHARED_EPHEMERAL, f"in the temporary folder {_line(folder)}: {what}")
+    return None
+
+
+def _job_part(path: str, job_id: str | None) -> str:
+    """Return the component of a path that names the job: its id alone, or `job-ID`, `slurm.ID` and the like."""
+    if not job_id:
+        return ""
+    ids = {job_id, re.split(r"[_+.]", job_id)[0]} - {""}  # an array task, too, gets folders named by the array's id
+    names = "|".join(re.escape(name) for name in sorted(ids))
+    pattern = re.compile(rf"\.?((slurm|job|slurm[._-]?job|jobid|tmp|tmpdir|scratch)[._-]?)?({names})", re.IGNORECASE)
+    return next((part for part in path.split("/") if pattern.fullmatch(part)), "")
+
+
+def _weak(facts: PathFacts, what: str) -> _Class | None:
+    """A shared type that does not keep what its name promises."""
+    row = facts.mount
+    address = row.option("addr") or ""
+    if row.mount_point == "/" and (_CONTAINER_ROOT.search(row.source) or _CONTAINER_ROOT.search(row.root)):
+        return _Class(Placement.CONTAINER_EPHEMERAL, f"the root file system of a container: {what}")
+    if (option := WRITEBACK_OPTIONS.get(row.type)) and row.option(option) is not None:
+        return _Class(
+            Placement.SHARED_WRITEBACK, f"with `{option}` fsync returns before the server has the bytes: {what}"
+        )
+    if address == "::1" or address.startswith("127."):
+        return _Class(
+            Placement.UNKNOWN, f"its server is reached through {address}: a proxy, or this node's own export: {what}"
+        )
+    if facts.server_is_local:
+        return _Class(Placement.UNKNOWN, f"its server {address} is this node itself, which can be lost: {what}")
+    return None
+
+
+def _on_devices(facts: PathFacts, what: str) -> _Class:
+    """A disk's file system: the worst of its devices decides. Never shared, wherever the bytes are."""
+    leaves = [device for device in facts.devices if not device.below]
+    seen = {_device_class(device) for device in leaves}
+    if Placement.VOLATILE in seen:
+        return _Class(Placement.VOLATILE, f"on a block device in this node's memory: {what}")
+    if any(device.name.startswith("loop") for device in leaves):
+        return _in_image(facts, what)
+    if seen == {Placement.NODE_ATTACHED_NETWORK_BLOCK}:
+        return _Class(
+            Placement.NODE_ATTACHED_NETWORK_BLOCK,
+            f"a network volume that one node at a time can mount: {what}",
+        )
+    evidence = []
+    if not leaves:
+        evidence.append("its devices can't be seen from here")
+    if any(device.transport in ("virtio", "hypervisor") for device in leaves):
+        evidence.append("a virtual disk: where the hypervisor keeps it can't be seen from here")
+    if facts.mount.mount_point == "/" and facts.existing != "/":
+        evidence.append("nothing is mounted between / and the path: if a mount was expected there, it is missing")
+    return _Class(Placement.NODE_LOCAL, f"a disk of this node: {what}", tuple(evidence))
+
+
+def _device_class(device: BlockDevice) -> Placement:
+    if _MEMORY_NAMES.match(device.name):
+        return Placement.VOLATILE
+    transports = set(device.transport.split("+")) - {""}
+    network = (
+        (transports and transports <= _NETWORK_TRANSPORTS)
+        or _NETWORK_NAMES.match(device.name)
+        or any(model in device.model for model in _NETWORK_MODELS)
+    )
+    return Placement.NODE_ATTACHED_NETWORK_BLOCK if network else Placement.NODE_LOCAL
+
+
+def _in_image(facts: PathFacts, what: str) -> _Class:
+    """A loop device: an image file, which only one node may mount, kept wherever the file is."""
+    if facts.backing is None:
+        return _Class(Placement.UNKNOWN, f"an image file that can't be found from here: {what}")
+    inner = _classify(facts.backing, None, ())
+    evidence = (f"the image {_line(facts.backing.real)}: {inner.placement.value}, {inner.reason}",)
+    if inner.placement in (Placement.VOLATILE, Placement.CONTAINER_EPHEMERAL):
+        return _Class(inner.placement, f"an image file, {inner.reason}; {what}", evidence, final=inner.final)
+    if inner.placement in SHARED | SINGLE_MACHINE:
+        return _Class(Placement.NODE_LOCAL, f"an image file, which one node at a time can mount: {what}", evidence)
+    return _Class(Placement.UNKNOWN, f"an image file on storage of class {inner.placement.value}: {what}", evidence)
+
+
+# --- words -----------------------------------------------------------------------------------------------------------
+
+
+def _seen(facts: PathFacts) -> tuple[str, ...]:
+    row = facts.mount
+    lines = [] if facts.asked == facts.real else [f"{_line(facts.asked)} is {_line(facts.real)}"]
+    if facts.missing:
+        lines.append(f"it does not exist; judged by {_line(facts.existing)}")
+    lines += [
+        f"mount {row.id}: {row.type} from {_line(row.source) or '(no source)'}, device {row.major}:{row.minor}",
+        f"folder {_line(row.root)} of it is mounted at {_line(row.mount_point)}",
+        f"options {_line(','.join(row.options))}; of the file system {_line(','.join(row.super_options))}",
+        f"statfs says {facts.magic:#010x}",
+    ]
+    lines += [_device_line(device) for device in facts.devices]
+    return tuple(lines)
+
+
+def _device_line(device: BlockDevice) -> str:
+    words = [f"on {', '.join(device.below)}"] if device.below else []
+    words += [word for word in (device.transport, device.model) if word]
+    words += [f"file {device.backing_file}"] if device.backing_file else []
+    return _line(f"device {device.name}: {'; '.join(words) or 'nothing more is known'}")
+
+
+def _line(text: str) -> str:
+    """Return a name from outside as part of one line, control characters and bytes that are no UTF-8 as escapes."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
