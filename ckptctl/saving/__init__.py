@@ -1,0 +1,1 @@
+"""Saving: the POSIX engine, receipts, the committer, and the session a training process saves through."""
