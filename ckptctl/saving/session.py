@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from ckptctl import events
@@ -198,8 +198,8 @@ class Session:
         """Return the folder that `step` is staged in; the same on every rank, told by the generation, never searched for."""
         return os.path.join(self.repository.staging(self.incarnation.generation), staged_name(step))
 
-    def stage(self, step: int, metadata: bytes) -> SavePlan:
-        """Open the save of a step (leader). `metadata` is DCP's `.metadata`, complete before a byte is written."""
+    def stage(self, step: int, metadata: bytes | None) -> SavePlan:
+        """Open the save of a step (leader). `metadata` is DCP's `.metadata`; None when it is added later (`add_metadata`)."""
         plan = SavePlan(
             lineage=self.incarnation.lineage,
             generation=self.incarnation.generation,
@@ -212,6 +212,10 @@ class Session:
         )
         self.repository.stage(plan, metadata)
         return plan
+
+    def add_metadata(self, step: int, metadata: bytes) -> None:
+        """Add DCP's `.metadata` to a staged step that was opened without (leader), before the commit."""
+        self.repository.add_metadata(self.staging(step), metadata)
 
     def write(self, step: int, name: str, image: memoryview, *, stall_ms: int = 0) -> RankReceipt:
         """Write this rank's file image, durably, into the staged step."""
@@ -238,12 +242,12 @@ class Session:
         )
         self.repository.write_receipt(self.staging(step), receipt)
 
-    def commit(self, plan: SavePlan, *, tool: str = "") -> Committed:
+    def commit(self, plan: SavePlan, *, tool: str = "", lost: Callable[[], str] | None = None) -> Committed:
         """Wait for the receipts of all nodes, commit, then prune (leader). Raises `SaveFailed` naming who failed or is missing.
 
-        Pruning problems are logged, never raised: the checkpoint is durable by then.
+        `lost` is asked while waiting and ends the wait by naming a problem that no receipt will tell. Pruning problems are logged, never raised: the checkpoint is durable by then.
         """
-        receipts = self._collect(plan)
+        receipts = self._collect(plan, lost)
         found = self.repository.commit(self.staging(plan.step), plan, receipts, tool=tool)
         self._sequence = plan.sequence
         took_ms = time.time_ns() // 1_000_000 - plan.started_ms
@@ -267,7 +271,7 @@ class Session:
                 events.emit(events.PRUNE, "pruned " + ", ".join(old.folder for old in gone))
         return found
 
-    def _collect(self, plan: SavePlan) -> list[Receipt]:
+    def _collect(self, plan: SavePlan, lost: Callable[[], str] | None) -> list[Receipt]:
         deadline = time.monotonic() + self.settings.deadline_s
         staging = self.staging(plan.step)
         waiting = dict.fromkeys(plan.nodes)
@@ -289,6 +293,12 @@ class Session:
             if not waiting:
                 return [receipts[node] for node in plan.nodes]
             self.repository.check_newest(plan.generation)
+            if lost is not None and (problem := lost()):
+                raise SaveFailed(
+                    f"step {plan.step}: {problem}",
+                    context=staging,
+                    hint="the last complete checkpoint is untouched; the cause is in that rank's log",
+                )
             if time.monotonic() > deadline:
                 missing = ", ".join(f"{node} (ranks {', '.join(map(str, plan.nodes[node]))})" for node in waiting)
                 raise SaveFailed(

@@ -248,7 +248,7 @@ class Repository:
         folder = os.path.join(self.proof, "staging")
         return [(name, os.path.join(folder, name)) for name in files.names(folder)]
 
-    def stage(self, plan: SavePlan, metadata: bytes) -> str:
+    def stage(self, plan: SavePlan, metadata: bytes | None) -> str:
         """Open a save: its folder in staging with the plan and the DCP metadata under a name no reader takes. Leader only.
 
         Raises `StepTaken` when this generation has staged or committed the step already, `Fenced` when it is swept.
@@ -269,9 +269,16 @@ class Repository:
         files.make_folder(os.path.join(path, PROOF))
         files.make_folder(os.path.join(path, PROOF, "receipts"))
         files.create_in_staging(os.path.join(path, PROOF, "plan.json"), codec.encode(plan))
-        files.create_in_staging(os.path.join(path, PROOF, "dcp-metadata"), metadata)
-        files.fsync_folder(os.path.join(path, PROOF))
+        if metadata is not None:
+            self.add_metadata(path, metadata)
+        else:
+            files.fsync_folder(os.path.join(path, PROOF))
         return path
+
+    def add_metadata(self, staging: str, metadata: bytes) -> None:
+        """Write the DCP metadata of a staged save, under a name that no reader takes until the commit."""
+        files.create_in_staging(os.path.join(staging, PROOF, "dcp-metadata"), metadata)
+        files.fsync_folder(os.path.join(staging, PROOF))
 
     def write_receipt(self, staging: str, receipt: Receipt) -> None:
         """Leave a node's receipt, after its shards are durable. The staging folder's names are made durable first, once."""

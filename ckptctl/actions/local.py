@@ -1,0 +1,46 @@
+"""A whole job on an embedded cluster: what `ckptctl run --scheduler local` does outside a job."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import tempfile
+from pathlib import Path
+from types import FrameType
+
+from ckptctl.errors import RequeueRefused, SchedulerError
+from ckptctl.model.job import JobState
+from ckptctl.scheduler.local_controller import LocalCluster
+
+_FOREVER_S = 10 * 365 * 86400.0
+
+
+def run_here(argv: list[str], *, nodes: int, tasks_per_node: int, name: str) -> int:
+    """Submit `ckptctl argv…` as a local job, see it through its requeues, and return its exit code.
+
+    SIGTERM, SIGINT and SIGUSR1 are passed to the job's batch process. Every process of the cluster is gone when this returns.
+    """
+    with tempfile.TemporaryDirectory(prefix="ckptctl-local-") as state, LocalCluster(
+        Path(state), nodes=nodes, slots=tasks_per_node
+    ) as cluster:
+        command = [sys.executable, "-m", "ckptctl.cli.main", *argv]
+        job_id = cluster.submit(command, nodes=nodes, tasks_per_node=tasks_per_node, name=name)
+
+        def pass_on(number: int, _frame: FrameType | None) -> None:
+            cluster.signal(job_id, number)
+
+        before = {number: signal.signal(number, pass_on) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)}
+        try:
+            job = cluster.run_until(job_id, deadline_s=_FOREVER_S)
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+        if job.state is JobState.PENDING:
+            if "held" in job.reason.lower():
+                raise RequeueRefused(
+                    f"the job is held: {job.comment or job.reason}",
+                    hint="see `ckptctl list ROOT --incarnations`; correct the cause and run it again",
+                )
+            raise SchedulerError(f"the job cannot start again: {job.reason}", hint="give it more nodes (--nodes)")
+        code = cluster.exit_code(job_id)
+        return 1 if code is None else code

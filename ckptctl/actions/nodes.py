@@ -1,0 +1,102 @@
+"""Asks every node of a job about the checkpoint root, and proves that they share it."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import secrets
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+from ckptctl import errors, events
+from ckptctl.errors import CkptctlError, PlacementRefused
+from ckptctl.interfaces import Scheduler
+from ckptctl.model.job import Job
+from ckptctl.policy import nodes as node_policy
+from ckptctl.policy.nodes import NodesVerdict
+from ckptctl.settings import Settings
+from ckptctl.storage import files, mounts
+from ckptctl.storage.start import Started
+
+
+def ask(scheduler: Scheduler, job: Job, root: str, settings: Settings) -> NodesVerdict:
+    """Ask every node for its view of the root, and judge them together. Creates nothing."""
+    argv = [sys.executable, "-m", "ckptctl.cli.probe", root, "--job", job.id.partition("_")[0]]
+    argv += ["--deadline", str(min(10.0, settings.probe_deadline_s / 2))]
+    argv += [word for kind in sorted(settings.accepted) for word in ("--accept", kind.value)]
+    if scheduler.capabilities.single_machine:
+        argv.append("--single-machine")
+    if temporary := os.environ.get("TMPDIR"):
+        argv += ["--temporary", temporary]
+    answers, silent = _collect(scheduler, job, argv, settings)
+    return node_policy.judge(answers, silent)
+
+
+def prove(scheduler: Scheduler, job: Job, root: str, settings: Settings, verdict: NodesVerdict) -> NodesVerdict:
+    """Prove that all nodes share the folder: one nonce is written here and read on every node.
+
+    The file lies in the root, or in its nearest existing parent when the root does not exist yet, and is removed again.
+    """
+    if scheduler.capabilities.single_machine or len(job.nodes) < 2:
+        return verdict
+    folder = root
+    while not os.path.isdir(folder):
+        folder = os.path.dirname(folder)
+    nonce = secrets.token_hex(16)
+    path = os.path.join(folder, f".ckptctl-proof-{nonce[:8]}")
+    files.create_in_staging(path, nonce.encode())
+    try:
+        files.fsync_folder(folder)
+        argv = [sys.executable, "-m", "ckptctl.cli.probe", root, "--nonce-file", path]
+        answers, silent = _collect(scheduler, job, argv, settings)
+    finally:
+        os.unlink(path)
+    blamed = {node: f"no answer: {problem}" for node, problem in silent.items()}
+    blamed |= node_policy.majority({node: str(answer.get("nonce")) for node, answer in answers.items()}, nonce)
+    return NodesVerdict(blamed, None, f"{verdict.summary}, shared by proof")
+
+
+def refusal(verdict: NodesVerdict, root: str) -> CkptctlError:
+    """Return the error for a root that is refused on every node, with the exit code of its family."""
+    if verdict.refused is None:
+        raise ValueError("not refused")
+    code, reason, remedy = verdict.refused
+    families = {family.exit_code: family for family in CkptctlError.__subclasses__()}
+    family = families.get(code, PlacementRefused)
+    return family(f"the checkpoint root is refused {reason}", context=root, hint=remedy)
+
+
+def compare_volume(started: Started, root: str) -> None:
+    """Say aloud when the checkpoint that was chosen was written to another volume than the root is on now."""
+    if started.filesystem is None:
+        return
+    try:
+        now = mounts.identity(root)
+    except errors.StorageFault:
+        return
+    if now != started.filesystem:
+        then = started.filesystem
+        events.emit(
+            events.RUN_WARNING,
+            f"the checkpoint was written to {then.type} {then.source} {then.root}, and the root is on {now.type} {now.source} "
+            f"{now.root} now: was it copied, or is another volume mounted?",
+            level=logging.WARNING,
+        )
+
+
+def _collect(
+    scheduler: Scheduler, job: Job, argv: list[str], settings: Settings
+) -> tuple[dict[str, Mapping[str, Any]], dict[str, str]]:
+    answers: dict[str, Mapping[str, Any]] = {}
+    silent: dict[str, str] = {}
+    for answer in scheduler.ask_nodes(job, argv, deadline_s=settings.probe_deadline_s):
+        try:
+            body = json.loads(answer.output.strip().splitlines()[-1])
+        except (ValueError, IndexError):
+            tail = answer.output.strip().splitlines()[-1:]
+            silent[answer.node] = answer.problem or f"exit code {answer.exit_code}" + (f": {tail[0]}" if tail else "")
+            continue
+        answers[answer.node] = body
+    return answers, silent

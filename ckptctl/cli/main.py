@@ -1,0 +1,146 @@
+"""The `ckptctl` command. Each command parses, calls one action, prints, and returns an exit code."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated, Optional
+
+import typer
+
+from ckptctl import __version__
+from ckptctl.cli import output
+
+app = typer.Typer(
+    help="Checkpoints that survive their nodes: checks the storage, saves durably, requeues and resumes Slurm training jobs.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+)
+Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+Accept = Annotated[
+    Optional[str], typer.Option("--accept-class", help="Placement classes to accept beyond the rules, comma-separated.")
+]
+SchedulerName = Annotated[str, typer.Option("--scheduler", help="slurm, local, or auto.")]
+
+
+def _version(value: bool) -> None:
+    if value:
+        typer.echo(f"ckptctl {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")] = False,
+) -> None:
+    pass
+
+
+@app.command()
+def check(
+    path: Annotated[str, typer.Argument(help="The path to judge; it need not exist yet.")],
+    as_json: Json = False,
+    probe: Annotated[bool, typer.Option("--probe", help="Also write one small file there and remove it.")] = False,
+    single_machine: Annotated[
+        bool, typer.Option("--single-machine", help="Declare that all ranks run on this machine (scheduler local).")
+    ] = False,
+    accept_class: Accept = None,
+) -> None:
+    """Say whether a checkpoint may live at PATH, and why. Exit 0, 10 (refused), 13 (space) or 14 (storage fault)."""
+    from ckptctl.cli import reports
+
+    _exit(lambda: reports.check(path, as_json, probe, single_machine, accept_class), as_json)
+
+
+@app.command("list")
+def list_(
+    root: Annotated[str, typer.Argument(help="A checkpoint root.")],
+    as_json: Json = False,
+    incarnations: Annotated[bool, typer.Option("--incarnations", help="List the incarnations instead.")] = False,
+) -> None:
+    """List the checkpoints of ROOT with step, world size, size, age and verdict."""
+    from ckptctl.cli import reports
+
+    _exit(lambda: reports.list_root(root, as_json, incarnations), as_json)
+
+
+@app.command()
+def verify(
+    step_dir: Annotated[str, typer.Argument(help="One checkpoint folder.")],
+    deep: Annotated[bool, typer.Option("--deep", help="Read every byte and compare its checksum.")] = False,
+    jobs: Annotated[int, typer.Option("--jobs", min=1, help="Files read at the same time.")] = 4,
+    as_json: Json = False,
+) -> None:
+    """Judge one checkpoint folder. Exit 0 (complete), 20 (incomplete, unknown) or 21 (corrupt, suspect)."""
+    from ckptctl.cli import reports
+
+    _exit(lambda: reports.verify(step_dir, deep, jobs, as_json), as_json)
+
+
+@app.command()
+def select(
+    root: Annotated[str, typer.Argument(help="A checkpoint root.")],
+    shell: Annotated[bool, typer.Option("--shell", help="Print shell assignments for eval.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Say which checkpoint a start would take, and why not the newer ones."""
+    from ckptctl.cli import reports
+
+    _exit(lambda: reports.select(root, shell, as_json), as_json)
+
+
+@app.command(context_settings={"allow_extra_args": False, "ignore_unknown_options": False})
+def run(
+    command: Annotated[list[str], typer.Argument(help="The training command, after --.")],
+    root: Annotated[str, typer.Option("--root", help="The checkpoint root; %A %a %j are expanded.")],
+    scheduler: SchedulerName = "auto",
+    nodes: Annotated[int, typer.Option("--nodes", min=1, help="Nodes (scheduler local only).")] = 1,
+    tasks_per_node: Annotated[int, typer.Option("--tasks-per-node", min=1, help="Ranks per node (scheduler local only).")] = 1,
+    take_over: Annotated[bool, typer.Option("--take-over", help="Fence another live job that holds the root.")] = False,
+    allow_older: Annotated[bool, typer.Option("--allow-older", help="Resume though a newer recorded step is gone.")] = False,
+    keep_last: Annotated[Optional[int], typer.Option(help="Complete checkpoints to keep (at least 2).")] = None,
+    keep_every: Annotated[Optional[int], typer.Option(help="Also keep every n-th; 0 for none.")] = None,
+    budget_application: Annotated[
+        Optional[int], typer.Option(help="Application failures in a row without progress before the job is held.")
+    ] = None,
+    accept_class: Accept = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Log JSON lines on stderr.")] = False,
+) -> None:
+    """Run one incarnation of a training job: check, choose, launch; then requeue, hold or end the job."""
+    from ckptctl.cli import running
+
+    flags = {
+        "keep_last": keep_last,
+        "keep_every": keep_every,
+        "budget_application": budget_application,
+        "accept_class": accept_class,
+    }
+    shape = running.Shape(scheduler, nodes, tasks_per_node)
+    _exit(lambda: running.run(root, tuple(command), shape, flags, take_over, allow_older, as_json), as_json)
+
+
+@app.command()
+def demo(
+    root: Annotated[str, typer.Option("--root", help="A new folder for the demo's files.")] = ".demo",
+    steps: Annotated[int, typer.Option("--steps", min=12, help="Training steps.")] = 40,
+    accept_class: Accept = None,
+    as_json: Json = False,
+) -> None:
+    """Train a small model on 4 ranks, lose a node in the middle of a save, and come back bit for bit. No Slurm, no GPU."""
+    from ckptctl.cli import demonstration
+
+    _exit(lambda: demonstration.demo(root, steps, accept_class, as_json), as_json)
+
+
+def _exit(action: output.Callable[[], int], as_json: bool) -> None:
+    raise typer.Exit(output.guarded(action, as_json=as_json))
+
+
+def main() -> None:
+    """Entry point of the `ckptctl` script."""
+    app()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,6 @@
+"""ckptctl for PyTorch: `Checkpointer` for a training loop, and a DCP storage writer and reader for `dcp.save` and `dcp.load`."""
+
+from ckptctl_torch.checkpointer import Checkpointer
+from ckptctl_torch.dcp import CheckpointReader, CheckpointWriter
+
+__all__ = ["CheckpointReader", "CheckpointWriter", "Checkpointer"]
