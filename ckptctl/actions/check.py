@@ -77,9 +77,7 @@ def probe_node(
     lineage: dict[str, Any] = {"visible": False, "id": None, "problem": ""}
     try:
         facts, lineage = look_for_lineage(path, deadline_s=deadline_s)
-        verdict = judge(
-            facts, job_id=job_id, single_machine=single_machine, accept=accept, temporary_dirs=temporary_dirs
-        )
+        verdict = judge(facts, job_id=job_id, single_machine=single_machine, accept=accept, temporary_dirs=temporary_dirs)
         exit_code = verdict.exit_code
     except (DeadlineExceeded, StorageFault) as exc:
         result = _not_seen(path, exc)

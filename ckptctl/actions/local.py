@@ -20,9 +20,10 @@ def run_here(argv: list[str], *, nodes: int, tasks_per_node: int, name: str) -> 
 
     SIGTERM, SIGINT and SIGUSR1 are passed to the job's batch process. Every process of the cluster is gone when this returns.
     """
-    with tempfile.TemporaryDirectory(prefix="ckptctl-local-") as state, LocalCluster(
-        Path(state), nodes=nodes, slots=tasks_per_node
-    ) as cluster:
+    with (
+        tempfile.TemporaryDirectory(prefix="ckptctl-local-") as state,
+        LocalCluster(Path(state), nodes=nodes, slots=tasks_per_node) as cluster,
+    ):
         command = [sys.executable, "-m", "ckptctl.cli.main", *argv]
         job_id = cluster.submit(command, nodes=nodes, tasks_per_node=tasks_per_node, name=name)
 

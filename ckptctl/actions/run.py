@@ -170,7 +170,11 @@ class _Run:
         )
         started = start.begin(self.repository, record, self._alive, options)
         point = started.point
-        what = f"resumes at step {point.step} from {point.folder}" if point.folder else "starts at step 0: nothing was ever committed"
+        what = (
+            f"resumes at step {point.step} from {point.folder}"
+            if point.folder
+            else "starts at step 0: nothing was ever committed"
+        )
         events.emit(
             events.RESUME,
             f"generation {point.generation} {what}"
@@ -180,7 +184,9 @@ class _Run:
             step=point.step,
         )
         for skip in point.skipped:
-            events.emit(events.RESUME, f"not step {skip.step} of generation {skip.generation}: {skip.reason}", level=logging.WARNING)
+            events.emit(
+                events.RESUME, f"not step {skip.step} of generation {skip.generation}: {skip.reason}", level=logging.WARNING
+            )
         node_checks.compare_volume(started, self.root)
         return started
 
@@ -196,7 +202,7 @@ class _Run:
         return None if found is None or found.state is JobState.UNKNOWN else found.state.alive
 
     def _excluded_but_here(self) -> dict[str, str]:
-        """Return nodes of this allocation that a recent decision of this job meant to keep out (its update may have been lost)."""
+        """Return nodes of this allocation that a recent decision of this job excluded (its update may have been lost)."""
         oldest_ms = (time.time() - self.settings.exclude_hours * 3600) * 1000
         found: dict[str, str] = {}
         for event in self.repository.journal.events(journal.DECISION):
@@ -213,8 +219,12 @@ class _Run:
         events.emit(events.PROBE, f"not shared: {reason}", level=logging.ERROR, nodes=list(blamed))
         count = node_policy.refusal_count(self.job.comment.split()) + 1
         if not self.ability.ok:
-            raise NotShared(f"single nodes are at fault: {reason}", context=self.root, hint=f"cannot requeue: {self.ability.reason}")
-        decision = Decision(Action.REQUEUE, Cause.REFUSED, f"refused before training on {len(blamed)} node(s): {reason}", tuple(blamed))
+            raise NotShared(
+                f"single nodes are at fault: {reason}", context=self.root, hint=f"cannot requeue: {self.ability.reason}"
+            )
+        decision = Decision(
+            Action.REQUEUE, Cause.REFUSED, f"refused before training on {len(blamed)} node(s): {reason}", tuple(blamed)
+        )
         if count > self.settings.budget_infrastructure:
             decision = Decision(Action.HOLD, Cause.REFUSED, f"refused before training {count} times: {reason}", tuple(blamed))
         self.scheduler.set_comment(self.job, "ckptctl_refused", str(count))
@@ -358,7 +368,7 @@ class _Run:
         return found
 
     def _act(self, decision: Decision, code: int, *, generation: int, step: int, resumed: int = 0) -> RunResult:
-        """Carry a decision out: journal first, then the scheduler, then the exclusion; every call may be repeated harmlessly."""
+        """Carry a decision out: journal first, then the scheduler, then the exclusion. Every call may be repeated."""
         level = logging.INFO if decision.action is Action.STOP and code == 0 else logging.WARNING
         events.emit(events.DECISION, f"{decision.action.value}: {decision.reason}", level=level, cause=decision.cause.value)
         if decision.action is Action.HANDS_OFF:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import sys
-from typing import Annotated, Optional
+from collections.abc import Callable
+from typing import Annotated
 
 import typer
 
@@ -19,7 +19,7 @@ app = typer.Typer(
 )
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Accept = Annotated[
-    Optional[str], typer.Option("--accept-class", help="Placement classes to accept beyond the rules, comma-separated.")
+    str | None, typer.Option("--accept-class", help="Placement classes to accept beyond the rules, comma-separated.")
 ]
 SchedulerName = Annotated[str, typer.Option("--scheduler", help="slurm, local, or auto.")]
 
@@ -99,10 +99,10 @@ def run(
     tasks_per_node: Annotated[int, typer.Option("--tasks-per-node", min=1, help="Ranks per node (scheduler local only).")] = 1,
     take_over: Annotated[bool, typer.Option("--take-over", help="Fence another live job that holds the root.")] = False,
     allow_older: Annotated[bool, typer.Option("--allow-older", help="Resume though a newer recorded step is gone.")] = False,
-    keep_last: Annotated[Optional[int], typer.Option(help="Complete checkpoints to keep (at least 2).")] = None,
-    keep_every: Annotated[Optional[int], typer.Option(help="Also keep every n-th; 0 for none.")] = None,
+    keep_last: Annotated[int | None, typer.Option(help="Complete checkpoints to keep (at least 2).")] = None,
+    keep_every: Annotated[int | None, typer.Option(help="Also keep every n-th; 0 for none.")] = None,
     budget_application: Annotated[
-        Optional[int], typer.Option(help="Application failures in a row without progress before the job is held.")
+        int | None, typer.Option(help="Application failures in a row without progress before the job is held.")
     ] = None,
     accept_class: Accept = None,
     as_json: Annotated[bool, typer.Option("--json", help="Log JSON lines on stderr.")] = False,
@@ -133,7 +133,7 @@ def demo(
     _exit(lambda: demonstration.demo(root, steps, accept_class, as_json), as_json)
 
 
-def _exit(action: output.Callable[[], int], as_json: bool) -> None:
+def _exit(action: Callable[[], int], as_json: bool) -> None:
     raise typer.Exit(output.guarded(action, as_json=as_json))
 
 
@@ -143,4 +143,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

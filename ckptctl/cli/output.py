@@ -80,7 +80,7 @@ def guarded(action: Callable[[], int], *, as_json: bool) -> int:
         code, reference, message, context, hint = 130, "interrupted", "interrupted", "", ""
         if not as_json:
             print("ckptctl: interrupted", file=sys.stderr)
-    except Exception as exc:
+    except Exception as exc:  # noqa: BLE001 - the one catch-all: a bug becomes exit code 1 with its traceback
         traceback.print_exc()
         code, reference, message, context = 1, "bug", f"a bug in ckptctl: {type(exc).__name__}: {exc}", ""
         hint = "please report it with the lines above"

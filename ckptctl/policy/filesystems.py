@@ -80,9 +80,7 @@ FILE_SYSTEMS: dict[str, FileSystem] = {
         "alluxio alluxio-fuse",
         "Alluxio may hold written files only in the memory of its workers until they are persisted",
     ),
-    **_fuse(
-        Placement.SHARED_WRITEBACK, "sshfs", "sshfs does not promise that fsync has reached the disk of its server"
-    ),
+    **_fuse(Placement.SHARED_WRITEBACK, "sshfs", "sshfs does not promise that fsync has reached the disk of its server"),
     # Object stores behind a folder: no atomic rename, and not every fsync makes an object.
     **_fuse(
         Placement.SHARED_OBJECT,
@@ -155,9 +153,7 @@ FILE_SYSTEMS: dict[str, FileSystem] = {
         },
         "a folder of the host, and the host's storage can't be seen from here",
     ),
-    **_fuse(
-        Placement.UNKNOWN, "vmhgfs-fuse prl_fsd", "a folder of the host, and the host's storage can't be seen from here"
-    ),
+    **_fuse(Placement.UNKNOWN, "vmhgfs-fuse prl_fsd", "a folder of the host, and the host's storage can't be seen from here"),
     **_all(Placement.UNKNOWN, {"fuse": (_FUSE,), "fuseblk": (_FUSE,)}, "a FUSE file system that does not say which"),
 }
 

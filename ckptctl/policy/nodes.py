@@ -46,7 +46,9 @@ def judge(answers: Mapping[str, Mapping[str, Any]], silent: Mapping[str, str]) -
     for key, what in ((_identity, "volume"), (_lineage, "lineage")):
         views = {node: key(answer) for node, answer in good.items() if node not in blamed}
         common = Counter(views.values()).most_common(1)[0][0]
-        blamed.update({node: f"sees another {what} there: {view}, not {common}" for node, view in views.items() if view != common})
+        blamed.update(
+            {node: f"sees another {what} there: {view}, not {common}" for node, view in views.items() if view != common}
+        )
     first_good = next(node for node in good if node not in blamed)
     sees = f"{good[first_good]['placement']} ({good[first_good]['reason']})"
     summary = f"{len(good) - len(set(good) & set(blamed))}/{len(answers) + len(silent)} nodes: {sees}"

@@ -138,9 +138,7 @@ def _classify(facts: PathFacts, job_id: str | None, temporary_dirs: tuple[str, .
     what = _line(f"{row.type} from {row.source or '(no source)'}, mounted at {row.mount_point}")
     known = FILE_SYSTEMS.get(row.type)
     if row.type == "autofs" or facts.magic == 0x0187:
-        return _Class(
-            Placement.AUTOFS_PENDING, f"the automount of {_line(facts.existing)} was triggered and is not there"
-        )
+        return _Class(Placement.AUTOFS_PENDING, f"the automount of {_line(facts.existing)} was triggered and is not there")
     if row.read_only or facts.writable_errno == errno.EROFS:
         return _Class(Placement.READ_ONLY, f"read-only: {what}")
     if row.deleted:
@@ -187,9 +185,7 @@ def _ephemeral(facts: PathFacts, job_id: str | None, temporary_dirs: tuple[str, 
         if part := _job_part(path, job_id):
             return _Class(Placement.SHARED_EPHEMERAL, f"mounted for job {job_id} only (`{part}`): {what}", final=True)
     if part := _job_part(facts.real, job_id):
-        return _Class(
-            Placement.SHARED_EPHEMERAL, f"a folder of job {job_id} (`{_line(part)}`), often removed with it: {what}"
-        )
+        return _Class(Placement.SHARED_EPHEMERAL, f"a folder of job {job_id} (`{_line(part)}`), often removed with it: {what}")
     for folder in temporary_dirs:
         if folder.strip("/") and (facts.real + "/").startswith(folder.rstrip("/") + "/"):
             return _Class(Placement.SHARED_EPHEMERAL, f"in the temporary folder {_line(folder)}: {what}")
@@ -213,13 +209,9 @@ def _weak(facts: PathFacts, what: str) -> _Class | None:
     if row.mount_point == "/" and (_CONTAINER_ROOT.search(row.source) or _CONTAINER_ROOT.search(row.root)):
         return _Class(Placement.CONTAINER_EPHEMERAL, f"the root file system of a container: {what}")
     if (option := WRITEBACK_OPTIONS.get(row.type)) and row.option(option) is not None:
-        return _Class(
-            Placement.SHARED_WRITEBACK, f"with `{option}` fsync returns before the server has the bytes: {what}"
-        )
+        return _Class(Placement.SHARED_WRITEBACK, f"with `{option}` fsync returns before the server has the bytes: {what}")
     if address == "::1" or address.startswith("127."):
-        return _Class(
-            Placement.UNKNOWN, f"its server is reached through {address}: a proxy, or this node's own export: {what}"
-        )
+        return _Class(Placement.UNKNOWN, f"its server is reached through {address}: a proxy, or this node's own export: {what}")
     if facts.server_is_local:
         return _Class(Placement.UNKNOWN, f"its server {address} is this node itself, which can be lost: {what}")
     return None

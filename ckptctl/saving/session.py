@@ -245,7 +245,8 @@ class Session:
     def commit(self, plan: SavePlan, *, tool: str = "", lost: Callable[[], str] | None = None) -> Committed:
         """Wait for the receipts of all nodes, commit, then prune (leader). Raises `SaveFailed` naming who failed or is missing.
 
-        `lost` is asked while waiting and ends the wait by naming a problem that no receipt will tell. Pruning problems are logged, never raised: the checkpoint is durable by then.
+        `lost` is asked while waiting and ends the wait by naming a problem that no receipt will tell.
+        Pruning problems are logged, never raised: the checkpoint is durable by then.
         """
         receipts = self._collect(plan, lost)
         found = self.repository.commit(self.staging(plan.step), plan, receipts, tool=tool)

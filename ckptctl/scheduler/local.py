@@ -67,9 +67,7 @@ class LocalScheduler:
             return None
         job = self.job(self._job)
         if job is None:
-            raise SchedulerError(
-                f"the local cluster does not know this process's own job {self._job}", context=self._where
-            )
+            raise SchedulerError(f"the local cluster does not know this process's own job {self._job}", context=self._where)
         return job
 
     def job(self, job_id: str) -> Job | None:
@@ -158,9 +156,7 @@ class LocalScheduler:
                 if row["state"] == JobState.RUNNING.value and row["requeueable"]:
                     queue.complete(row["id"], JobState.PENDING, "requeued by the job", held=hold)
                     return
-        problem = (
-            "is not known" if row is None else f"is {row['state']}" if row["requeueable"] else "is not requeueable"
-        )
+        problem = "is not known" if row is None else f"is {row['state']}" if row["requeueable"] else "is not requeueable"
         raise SchedulerError(f"can't requeue job {job.id}: it {problem}", context=self._where)
 
     def exclude(self, job: Job, nodes: Sequence[str]) -> tuple[str, ...]:

@@ -77,9 +77,7 @@ class LocalCluster:
         on_change: Callable[[Job], None] | None = None,
     ) -> None:
         if nodes < 1 or slots < 1:
-            raise UsageError(
-                "a local cluster has at least one node and one slot", context=f"{nodes} nodes, {slots} slots"
-            )
+            raise UsageError("a local cluster has at least one node and one slot", context=f"{nodes} nodes, {slots} slots")
         self.state = state.resolve()
         self.slots = slots
         self.node_names = tuple(f"n{ordinal + 1}" for ordinal in range(nodes))
@@ -431,9 +429,7 @@ class LocalCluster:
             return
         waiting = [
             one["boot_id"]
-            for one in self._queue.rows(
-                "SELECT boot_id FROM ends WHERE job = ? AND restart = ? AND done = 0", number, restart
-            )
+            for one in self._queue.rows("SELECT boot_id FROM ends WHERE job = ? AND restart = ? AND done = 0", number, restart)
             if self._queue.is_up(one["boot_id"])
         ]
         if waiting and time.monotonic() > row["end_at_s"]:

@@ -112,9 +112,7 @@ class NodeDaemon:
             if row["task"] is None:
                 self._signal([proc.pid for proc in self._mine()], row["number"])
             self.queue.change("DELETE FROM signals WHERE id = ?", row["id"])
-        for row in self.queue.rows(
-            "SELECT job, restart FROM ends WHERE boot_id = ? AND done = 0 ORDER BY job", self.boot_id
-        ):
+        for row in self.queue.rows("SELECT job, restart FROM ends WHERE boot_id = ? AND done = 0 ORDER BY job", self.boot_id):
             if not any(end.job == row["job"] and end.restart == row["restart"] for end in self.ends):
                 self.ends.append(_JobEnd(row["job"], row["restart"], time.monotonic() + self.queue.kill_wait_s()))
                 self._terminate(self._mine())
@@ -174,9 +172,7 @@ class NodeDaemon:
                 return
         born = process.read(popen.pid)
         self.tasks[popen.pid] = _Task(row["id"], row["launch"], row["kind"], popen.pid, popen, answer, row["kill_at_s"])
-        self.queue.change(
-            "UPDATE tasks SET pid = ?, start = ? WHERE id = ?", popen.pid, born.start if born else 0, row["id"]
-        )
+        self.queue.change("UPDATE tasks SET pid = ?, start = ? WHERE id = ?", popen.pid, born.start if born else 0, row["id"])
 
     def _outputs(self, row: Any, answer: Path | None, files: contextlib.ExitStack) -> tuple[int, int]:
         """Open stdout and stderr of a task; 1 and 2 stand for those of this process, which are the controller's."""

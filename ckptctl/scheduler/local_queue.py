@@ -207,9 +207,7 @@ class Queue:
 
     def end_launch(self, launch: int, grace_s: float) -> None:
         """Have all tasks of a launch ended: SIGTERM, then SIGKILL after `grace_s` (in a transaction)."""
-        self.change(
-            "UPDATE tasks SET state = 'DONE', exit_code = ? WHERE launch = ? AND state = 'WAITING'", ENDED, launch
-        )
+        self.change("UPDATE tasks SET state = 'DONE', exit_code = ? WHERE launch = ? AND state = 'WAITING'", ENDED, launch)
         self.change(
             "UPDATE tasks SET grace_s = ? WHERE launch = ? AND state = 'RUNNING' AND (grace_s IS NULL OR grace_s > ?)",
             grace_s, launch, grace_s,

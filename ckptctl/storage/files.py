@@ -97,7 +97,7 @@ def make_folder(path: str, *, exist_ok: bool = False) -> None:
             return
         mode = os.stat(path).st_mode
         if mode & 0o050 != 0o050:
-            os.chmod(path, (mode & 0o7777) | 0o050)
+            os.chmod(path, (mode & 0o7777) | 0o050)  # noqa: S103 - the group keeps read and search
     fsync_folder(os.path.dirname(path) or ".")
 
 

@@ -217,7 +217,7 @@ class Repository:
         return codec.decode(Manifest, data, path)
 
     def check_sizes(self, checkpoint: Committed) -> Manifest:
-        """Check that every file of the manifest is there with its size. Raises `DamagedCheckpoint` naming the first that isn't."""
+        """Check that every file of the manifest has its size. Raises `DamagedCheckpoint` naming the first that hasn't."""
         manifest = self.manifest(checkpoint)
         problem = next(iter(_size_problems(checkpoint.path, manifest.files)), "")
         if problem:

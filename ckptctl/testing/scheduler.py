@@ -100,22 +100,16 @@ def check_inside(harness: SchedulerHarness) -> None:
     nodes = job["nodes"]
     found.expect(seen["name"] == harness.scheduler, "the scheduler's name is not the one it is found by")
     found.expect(job["state"] == "RUNNING" and job["restart"] == 0, "the current job is not RUNNING with restart 0")
-    found.expect(
-        len(nodes) == 2 and set(nodes) <= set(harness.node_names), "the job's nodes are not 2 of the cluster's"
-    )
+    found.expect(len(nodes) == 2 and set(nodes) <= set(harness.node_names), "the job's nodes are not 2 of the cluster's")
     found.expect(job["batch_host"] in nodes and job["is_batch"], "it is not a batch job with its host among its nodes")
     found.expect(job["requeueable"], "a requeueable job is not told as one")
     found.expect(seen["by_id"] == job, "job(id) and current_job() differ")
     found.expect(seen["unknown_job"] is None, "job() of an unknown id is not None")
     found.expect(seen["node"]["name"] == job["batch_host"], "this_node() of the batch command is not the batch host")
-    found.expect(
-        bool(seen["node"]["boot_id"]) and seen["node"] == seen["node_again"], "the boot id is empty or changes"
-    )
+    found.expect(bool(seen["node"]["boot_id"]) and seen["node"] == seen["node_again"], "the boot id is empty or changes")
     states = {**dict.fromkeys(nodes, "UP"), driver.UNKNOWN_NODE: "UNKNOWN"}
     found.expect(seen["nodes"] == states, f"nodes() is not {states}")
-    found.expect(
-        seen["can_requeue"]["ok"] and bool(seen["can_requeue"]["reason"]), "can_requeue is not ok with a reason"
-    )
+    found.expect(seen["can_requeue"]["ok"] and bool(seen["can_requeue"]["reason"]), "can_requeue is not ok with a reason")
     words = (seen["comment"] or "").split()
     found.expect("conf-a=3" in words and "conf-b=2" in words, "set_comment lost a word")
     found.expect("conf-a=1" not in words, "set_comment kept the old value of the key")
@@ -130,13 +124,9 @@ def check_inside(harness: SchedulerHarness) -> None:
     outputs = [one["output"].strip() for one in seen["one_fails"]]
     found.expect(outputs == nodes, "the output of the failing node, or of the other, is lost")
     good, hung = seen["one_hangs"]
-    found.expect(
-        good["exit_code"] == 0 and good["output"].strip() == nodes[0], "the answer beside a hanging node is lost"
-    )
+    found.expect(good["exit_code"] == 0 and good["output"].strip() == nodes[0], "the answer beside a hanging node is lost")
     found.expect(hung["exit_code"] is None and bool(hung["problem"]), "a hanging node has no problem")
-    found.expect(
-        seen["hang_took_s"] < harness.hang_s + harness.patience_s, "a question takes much longer than its deadline"
-    )
+    found.expect(seen["hang_took_s"] < harness.hang_s + harness.patience_s, "a question takes much longer than its deadline")
     found.expect(seen["hung_pid"] != "none", "the command did not begin on the node that was to hang: raise hang_s")
     found.expect(seen["hung"]["output"].strip() == "gone", "the process that hung is still there")
     for one in seen["not_there"]:
@@ -160,9 +150,7 @@ def check_launch(harness: SchedulerHarness) -> None:
             for slot in range(tasks_per_node)
         ]
         found.expect(ranks == right, "RANK, LOCAL_RANK, NODE_RANK, WORLD_SIZE, LOCAL_WORLD_SIZE are not node by node")
-        found.expect(
-            len({tuple(words[5:7]) for words in seen["words"]}) == 1, "tasks differ in MASTER_ADDR or MASTER_PORT"
-        )
+        found.expect(len({tuple(words[5:7]) for words in seen["words"]}) == 1, "tasks differ in MASTER_ADDR or MASTER_PORT")
     found.expect(seen["fail"]["code"] == driver.FAIL_CODE, "the code is not that of the task that failed")
     found.expect(seen["fail"]["took_s"] < harness.patience_s, "the other tasks were not ended after a failure")
     found.expect(seen["die"]["code"] == 137, "death by SIGKILL is not 137")
@@ -212,9 +200,7 @@ def check_hold(harness: SchedulerHarness) -> None:
     finally:
         harness.cancel(job_id)
     found = _Findings({**seen, "held": held})
-    found.expect(
-        held["state"] == "PENDING" and "held" in held["reason"].lower(), "it is not PENDING with a reason of held"
-    )
+    found.expect(held["state"] == "PENDING" and "held" in held["reason"].lower(), "it is not PENDING with a reason of held")
     found.expect(held["nodes"] == [], "a job that waits has nodes")
     found.expect(seen["0"]["terminated"], "SIGTERM did not come after the requeue")
     found.expect(seen["1"]["current"]["restart"] == 1, "it did not come back with restart 1")

@@ -266,9 +266,7 @@ def main() -> int:
     parser.add_argument("out", type=Path)
     parser.add_argument("--scheduler", choices=sorted(SCHEDULERS), required=True)
     parser.add_argument("--patience-s", type=float, default=30.0)
-    parser.add_argument(
-        "--hang-s", type=float, default=2.0, help="deadline of a question that one node will not answer"
-    )
+    parser.add_argument("--hang-s", type=float, default=2.0, help="deadline of a question that one node will not answer")
     parser.add_argument("--tasks-per-node", type=int, default=1)
     parser.add_argument("--nodes", default="", help="all nodes of the cluster")
     parser.add_argument("--job", default="")

@@ -1,4 +1,4 @@
-"""ckptctl for PyTorch: `Checkpointer` for a training loop, and a DCP storage writer and reader for `dcp.save` and `dcp.load`."""
+"""ckptctl for PyTorch: `Checkpointer` for a training loop, and a DCP storage writer and reader."""
 
 from ckptctl_torch.checkpointer import Checkpointer
 from ckptctl_torch.dcp import CheckpointReader, CheckpointWriter

@@ -12,7 +12,9 @@ from types import FrameType, TracebackType
 from typing import Any
 
 import torch
-import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
+from torch.distributed.checkpoint.filesystem import FileSystemReader
+from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
 
 from ckptctl import __version__, events, registry, settings
 from ckptctl.errors import Fenced, SaveFailed, UsageError
@@ -20,7 +22,8 @@ from ckptctl.model.manifest import RankReceipt
 from ckptctl.saving import joining
 from ckptctl.saving.posix import aligned_buffer
 from ckptctl.saving.session import Incarnation, SaveSettings, Session
-from ckptctl_torch import rng, state as states
+from ckptctl_torch import rng
+from ckptctl_torch import state as states
 from ckptctl_torch.group import CpuGroup
 from ckptctl_torch.image import ImagePlan
 
@@ -157,7 +160,7 @@ class Checkpointer:
         session = self.session
         if not self._incarnation.path:
             return 0
-        reader = dcp.FileSystemReader(self._incarnation.path)
+        reader = FileSystemReader(self._incarnation.path)
         metadata = reader.read_metadata()
         template = states.template(state, metadata)
         own = rng.rng_key(session.rank)
@@ -170,13 +173,13 @@ class Checkpointer:
         elif any(key.startswith("ckptctl.rng/") for key in saved):
             events.emit(
                 events.RESUME,
-                f"rank {session.rank} has no saved random number generator: the checkpoint is of a smaller world; it keeps its own",
+                f"rank {session.rank} keeps its own random numbers: the checkpoint is of a smaller world",
                 level=logging.WARNING,
             )
-        dcp.load(
+        dcp_load(
             template,
             storage_reader=reader,
-            planner=dcp.DefaultLoadPlanner(allow_partial_load=bool(self._allow_missing)),
+            planner=DefaultLoadPlanner(allow_partial_load=bool(self._allow_missing)),
             process_group=self.group.group,
             no_dist=self.group.group is None,
         )

@@ -91,20 +91,23 @@ class CpuGroup:
         outcome: tuple[bool, Any] = (True, None)
         if self.rank == 0:
             outcome = _attempt(action)
-        return _take(self.broadcast(outcome))
+        result: T = _take(self.broadcast(outcome))
+        return result
 
     def all_do(self, action: Callable[[], T], what: str) -> T:
         """Run `action` on every rank; when it fails anywhere, every rank raises, naming the ranks."""
         mine = _attempt(action)
-        failed = {rank: error for rank, (ok, error) in enumerate(self.gather((mine[0], None if mine[0] else mine[1]))) if not ok}
+        failed = {
+            rank: error for rank, (ok, error) in enumerate(self.gather((mine[0], None if mine[0] else mine[1]))) if not ok
+        }
         if not failed:
             result: T = mine[1]
             return result
-        first = next(iter(failed))
-        if isinstance(failed[first], CkptctlError):
-            raise failed[first]
+        first: Any = next(iter(failed.values()))
+        if isinstance(first, CkptctlError):
+            raise first
         ranks = ", ".join(map(str, failed))
-        raise SaveFailed(f"{what} failed on rank {ranks}: {failed[first]!r}", hint="see that rank's log")
+        raise SaveFailed(f"{what} failed on rank {ranks}: {first}", hint="see that rank's log")
 
     def close(self) -> None:
         """Leave the group."""
@@ -118,7 +121,7 @@ def _attempt(action: Callable[[], Any]) -> tuple[bool, Any]:
         return True, action()
     except CkptctlError as exc:
         return False, exc
-    except Exception as exc:
+    except Exception as exc:  # noqa: BLE001 - whatever one rank fails with must reach the others
         return False, RuntimeError(f"{type(exc).__name__}: {exc}")
 
 

@@ -81,7 +81,7 @@ class ImagePlan:
         world_size = 1 if group is None else dist.get_world_size(group)
         planner = DefaultSavePlanner()
         planner.set_up_planner(dict(state_dict), None, rank == 0)
-        local = _together(lambda: planner.create_local_plan(), group, "planning the save")
+        local = _together(planner.create_local_plan, group, "planning the save")
         outcome: list[Any] = [None]
         if rank == 0:
             outcome = [planner.create_global_plan(local)]
@@ -242,7 +242,14 @@ def _signature(state_dict: Mapping[str, Any]) -> dict[str, object]:
     for key, value in flat.items():
         if isinstance(value, DTensor):
             local = value.to_local()
-            found[key] = ("dtensor", tuple(value.shape), value.dtype, str(value.placements), tuple(local.shape), str(value.device_mesh))
+            found[key] = (
+                "dtensor",
+                tuple(value.shape),
+                value.dtype,
+                str(value.placements),
+                tuple(local.shape),
+                str(value.device_mesh),
+            )
         elif isinstance(value, torch.Tensor):
             found[key] = ("tensor", tuple(value.shape), value.dtype)
         else:

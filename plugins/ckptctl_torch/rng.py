@@ -25,7 +25,7 @@ def capture() -> bytes:
     numpy = sys.modules.get("numpy")
     if numpy is not None:
         found["numpy"] = numpy.random.get_state()
-    if torch.cuda.is_available() and torch.cuda.is_initialized():
+    if torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         found["cuda"] = [state.cpu().numpy().tobytes() for state in torch.cuda.get_rng_state_all()]
     return pickle.dumps(found)
 
