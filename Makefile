@@ -1,0 +1,41 @@
+# Two commands on a fresh machine: `make demo` and `make test`. Everything else is for people who change the code.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+DEBIAN := slurmctld slurmd slurm-client munge glusterfs-server glusterfs-client strace iproute2 attr util-linux
+
+.PHONY: demo test check e2e install system clean
+
+demo: install ## lose a node in the middle of a save, and come back bit for bit (no Slurm, no GPU, no root)
+	$(BIN)/ckptctl demo
+
+test: install system ## everything, the cluster test included where the machine can
+	$(BIN)/pytest
+
+check: install ## format, lint, types, imports, fast tests
+	$(BIN)/ruff format --check ckptctl plugins tests slurm
+	$(BIN)/ruff check ckptctl plugins tests slurm
+	$(BIN)/mypy ckptctl plugins tests/support
+	$(BIN)/lint-imports
+	$(BIN)/pytest tests/unit tests/property tests/cli -q
+
+e2e: install system ## the cluster scenarios only
+	$(BIN)/pytest tests/e2e tests/conformance -m e2e
+
+install: $(STAMP)
+
+$(STAMP): pyproject.toml tests/constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --disable-pip-version-check -c tests/constraints.txt -e '.[torch,dev]'
+	touch $@
+
+system: ## what the cluster tests need, by Debian package name
+	@if [ "$$(id -u)" != 0 ] || ! command -v apt-get >/dev/null; then \
+	  echo "make test: not root on Debian: tests that need Slurm, GlusterFS, strace or mounts are skipped, each with its reason"; \
+	elif ! dpkg -s $(DEBIAN) >/dev/null 2>&1; then \
+	  apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $(DEBIAN); \
+	fi
+
+clean:
+	rm -rf $(VENV) .demo build *.egg-info
