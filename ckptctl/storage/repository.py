@@ -13,6 +13,7 @@ Readers believe COMMIT and the fence, never a name, an mtime or a symlink.
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import secrets
@@ -94,7 +95,10 @@ class Repository:
         if self.exists:
             return self.lineage()
         with files.translated(self.root, "create the checkpoint root"):
-            os.makedirs(self.root, exist_ok=True)
+            try:
+                os.makedirs(self.root, exist_ok=True)
+            except FileExistsError as exc:
+                raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), self.root) from exc
         for folder in ("", "journal", "generations", "staging", "quarantine", "incidents"):
             files.make_folder(os.path.join(self.proof, folder).rstrip("/"), exist_ok=True)
         lineage = Lineage(
@@ -116,6 +120,7 @@ class Repository:
         source, target = os.path.join(self.proof, "staging", name), os.path.join(self.root, f".{name}")
         with files.translated(self.root, "create a folder in the checkpoint root"):
             os.mkdir(source)
+            files.announce("rename", target)
             try:
                 os.rename(source, target)
             except OSError:
@@ -276,9 +281,11 @@ class Repository:
         return path
 
     def add_metadata(self, staging: str, metadata: bytes) -> None:
-        """Write the DCP metadata of a staged save, under a name that no reader takes until the commit."""
-        files.create_in_staging(os.path.join(staging, PROOF, "dcp-metadata"), metadata)
-        files.fsync_folder(os.path.join(staging, PROOF))
+        """Write the DCP metadata of a staged save, under a name that no reader takes until the commit.
+
+        It appears as a whole or not at all: it may come after the receipts, and a recovery must not take a part of it.
+        """
+        files.create_once(os.path.join(staging, PROOF, "dcp-metadata"), metadata)
 
     def write_receipt(self, staging: str, receipt: Receipt) -> None:
         """Leave a node's receipt, after its shards are durable. The staging folder's names are made durable first, once."""
@@ -376,7 +383,12 @@ class Repository:
         metadata = os.path.join(staging, ".metadata")
         if not os.path.lexists(metadata):
             metadata = os.path.join(staging, PROOF, "dcp-metadata")
-        body = files.read(metadata)
+        try:
+            body = files.read(metadata)
+        except StorageFault as exc:
+            if not isinstance(exc.__cause__, FileNotFoundError):
+                raise
+            raise SaveFailed(f"step {plan.step}: its .metadata was never written", context=staging) from exc
         entries.append(FileEntry(".metadata", len(body), "sha256:" + codec.digest(body)))
         return Manifest(
             lineage=plan.lineage,

@@ -6,11 +6,13 @@ import json
 import os
 import signal
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from ckptctl.actions import inspect
+from ckptctl.scheduler import slurm_text
 from ckptctl.storage.repository import PROOF, Repository
 from tests.support.cluster import Cluster
 from tests.support.processes import wait_for
@@ -20,6 +22,8 @@ EXAMPLES = REPOSITORY / "slurm" / "examples"
 ENDED = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL")
 STEPS = 24
 SAVE_EVERY = 4
+_CREDENTIAL_S = 2.5
+"""A job may not start in the second in which its last credential was revoked: slurmd takes the new one for the old."""
 
 
 @dataclass
@@ -72,12 +76,17 @@ class ExampleJob:
     def follow(self, deadline_s: float = 150) -> dict[str, str]:
         """Let it run, shortening Slurm's wait after a requeue, until it ends or is held."""
 
+        pending: dict[int, float] = {}
+
         def ended() -> dict[str, str] | None:
             state, record = self.state()
             if state in ENDED or (state == "PENDING" and record["Priority"] == "0"):
                 return record
             if state == "PENDING" and record["Reason"] == "BeginTime":
-                self.cluster.release(self.id)
+                restarts = int(record["Restarts"])
+                seen = pending.setdefault(restarts, time.monotonic())
+                if time.monotonic() - seen > _CREDENTIAL_S:
+                    self.cluster.release(self.id)
             return None
 
         return wait_for(f"the end of job {self.id}", ended, deadline_s, log=lambda: self.output[-3000:])
@@ -96,6 +105,10 @@ class ExampleJob:
         """The leader's log: one entry per trained step, all incarnations."""
         path = self.cluster.shared / f"{self.name}.jsonl"
         return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+    def excluded(self) -> tuple[str, ...]:
+        """Return the nodes that Slurm keeps out of the job's next allocation."""
+        return slurm_text.expand(self.cluster.job(self.id)["ExcNodeList"])
 
     def incarnations(self) -> list[inspect.IncarnationRow]:
         """The incarnations, as the journal tells them."""
