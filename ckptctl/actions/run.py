@@ -310,6 +310,8 @@ class _Run:
     def _finish(self, started: start.Started, code: int, blamed: dict[str, str]) -> RunResult:
         generation, resumed = started.point.generation, started.point.step
         cause, detail, blamed = self._cause(generation, code, blamed)
+        if cause is Cause.NEVER_RESTART:
+            code = EXIT_NEVER_RESTART  # a launcher that killed the other ranks tells of the kill instead
         last = next((found.id.step for found in self.repository.complete()), 0) if cause is not Cause.TAKEN else resumed
         budgets = requeue.Budgets(self.settings.budget_application, self.settings.budget_infrastructure)
         decision = requeue.decide(
@@ -326,15 +328,16 @@ class _Run:
         try:
             if self.repository.newest_generation() > generation:
                 return Cause.FENCED, f"generation {self.repository.newest_generation()}", {}
-            stopped = any(event.generation == generation for event in self.repository.journal.events(journal.STOPPED))
+            words = self.repository.journal.events(journal.STOPPED, journal.NEVER)
+            said = {event.name for event in words if event.generation == generation}
         except CkptctlError:
-            stopped = False  # this node's mount is gone too; the nodes' answers below say so
+            said = set()  # this node's mount is gone too; the nodes' answers below say so
         if code == 0:
-            if not stopped:
+            if journal.STOPPED not in said:
                 return Cause.FINISHED, "", {}
             names = sorted({signal.Signals(number).name for number in self.signals})
             return Cause.STOPPED, ", ".join(names), {}
-        if code == EXIT_NEVER_RESTART:
+        if code == EXIT_NEVER_RESTART or journal.NEVER in said:
             return Cause.NEVER_RESTART, "", {}
         if blamed:
             return Cause.NODE, node_policy.name_them(blamed), blamed

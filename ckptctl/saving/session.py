@@ -314,6 +314,15 @@ class Session:
         """Record that the ranks agreed to stop at this step before the run was finished (leader)."""
         self.repository.journal.write(journal.STOPPED, self.incarnation.generation, step)
 
+    def record_never_restart(self, step: int) -> None:
+        """Record that the application forbids a restart. Any rank; once is enough.
+
+        `run` can't rely on the exit code alone: `srun --kill-on-bad-exit` reports its kill of the other ranks instead.
+        """
+        book, generation = self.repository.journal, self.incarnation.generation
+        if not any(event.generation == generation for event in book.events(journal.NEVER)):
+            book.write(journal.NEVER, generation, step, rank=self.rank, node=self.node)
+
     def check_fence(self) -> None:
         """Raise `Fenced` when a newer generation has taken over. One listing."""
         self.repository.check_newest(self.incarnation.generation)

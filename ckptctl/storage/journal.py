@@ -25,7 +25,7 @@ QUARANTINE = "quarantine"
 PRUNE = "prune"
 STOPPED = "stopped"
 DECISION = "decision"
-ENDED = "ended"
+NEVER = "never_restart"
 
 _NAME = re.compile(r"(\d{13,})-g(\d{4,})-s(\d{8,})-([a-z_]+)-[0-9a-f]+\.json")
 

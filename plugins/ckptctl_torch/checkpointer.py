@@ -17,7 +17,7 @@ from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
 
 from ckptctl import __version__, events, registry, settings
-from ckptctl.errors import Fenced, SaveFailed, UsageError
+from ckptctl.errors import EXIT_NEVER_RESTART, Fenced, SaveFailed, UsageError
 from ckptctl.model.manifest import RankReceipt
 from ckptctl.saving import joining
 from ckptctl.saving.posix import aligned_buffer
@@ -49,7 +49,8 @@ class Checkpointer:
     Random number generators are saved and restored by themselves, per rank.
 
     `save` blocks until the checkpoint is complete or has failed on all ranks. `stop_every` is the number of
-    `should_stop` calls between two agreements on stopping.
+    `should_stop` calls between two agreements on stopping. Leaving the block by `sys.exit(93)`, on any rank, tells
+    `ckptctl run` never to restart the run.
     """
 
     def __init__(
@@ -117,6 +118,8 @@ class Checkpointer:
         for number, handler in self._handlers.items():
             signal.signal(number, handler)
         self._handlers = {}
+        if isinstance(exc, SystemExit) and exc.code == EXIT_NEVER_RESTART and self._session is not None:
+            self._session.record_never_restart(self._saved_step)
         if kind is None and self._group is not None:
             if self._pending is not None and self._pending[1] is not None:
                 self._pending[1].wait()
