@@ -7,6 +7,7 @@ that dies anywhere in between leaves only a generation that never resumed; the n
 from __future__ import annotations
 
 import os
+import re
 import secrets
 import time
 from collections.abc import Callable
@@ -31,6 +32,9 @@ from ckptctl.storage.repository import PROOF, Committed, Repository, Unbelieved,
 
 Alive = Callable[[Generation], "bool | None"]
 """Says whether a generation's job is another job that is alive; None when nobody can say."""
+
+
+_SWEEP = re.compile(r"staging-g\d+\.by-g(\d+)\.[0-9a-f]+")
 
 
 @dataclass(frozen=True)
@@ -78,9 +82,10 @@ def begin(repository: Repository, record: Generation, alive: Alive, options: Sta
     ordinal = record.generation
     repository.journal.write(journal.GENERATION, ordinal, job=record.job, restart=record.restart, nodes=record.nodes)
     fence = repository.fence()
+    unfinished = _swept_by_starts_that_died(repository)
     swept = _sweep(repository, ordinal)
     files.make_folder(repository.staging(ordinal), exist_ok=True)
-    recovered = _recover(repository, ordinal, swept, fence, options.tool)
+    recovered = _recover(repository, ordinal, [*unfinished, *swept], fence, options.tool)
     choice = _choose_settled(repository, options)
     step = choice.chosen.id.step if choice.chosen else 0
     point = ResumePoint(
@@ -199,6 +204,15 @@ def _sweep(repository: Repository, ordinal: int) -> list[str]:
     if moved:
         repository.journal.write(journal.QUARANTINE, ordinal, what=[os.path.basename(path) for path in moved])
     return moved
+
+
+def _swept_by_starts_that_died(repository: Repository) -> list[str]:
+    """Return the sweeps of starts that died before their resume point: what they could have recovered is still in there."""
+    point = repository.resume_point()
+    resumed = point.generation if point else 0
+    folder = os.path.join(repository.proof, "quarantine")
+    found = (_SWEEP.fullmatch(name) for name in files.names(folder))
+    return [os.path.join(folder, match[0]) for match in found if match and int(match[1]) > resumed]
 
 
 def _recover(repository: Repository, ordinal: int, swept: list[str], fence: Fence, tool: str) -> list[str]:

@@ -43,9 +43,7 @@ def test_a_folder_of_a_single_machine(folder: str) -> None:
     result = check(folder, **LOCAL)
     assert (result.exit_code, result.verdict.confidence) == (0, Confidence.DECLARED)
     assert result.facts is not None
-    assert result.facts == replace(
-        examine(folder), free_bytes=result.facts.free_bytes, free_inodes=result.facts.free_inodes
-    )
+    assert result.facts == replace(examine(folder), free_bytes=result.facts.free_bytes, free_inodes=result.facts.free_inodes)
     assert names(result)[0] == "placement"
     assert result.report.worst.value in ("info", "warning")  # a disk can be nearly full
     assert result.report.subject == folder
@@ -127,9 +125,7 @@ def test_a_deadline_that_is_too_short_is_unreachable(folder: str) -> None:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root to look as another user")
-@pytest.mark.parametrize(
-    ("mode", "name", "placement"), [(0o700, "not-accessible", "UNKNOWN"), (0o755, "not-writable", "")]
-)
+@pytest.mark.parametrize(("mode", "name", "placement"), [(0o700, "not-accessible", "UNKNOWN"), (0o755, "not-writable", "")])
 def test_permissions_give_14_and_never_a_verdict_on_another_folder(mode: int, name: str, placement: str) -> None:
     code = (
         "import json, os, sys; from ckptctl.actions.check import check, probe_node\n"

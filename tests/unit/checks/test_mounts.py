@@ -138,9 +138,7 @@ def test_an_existing_folder(tmp_path: Path) -> None:
 
 def test_the_real_mount_is_the_one_that_the_kernel_names(tmp_path: Path) -> None:
     facts = examine(str(tmp_path))
-    found = subprocess.run(
-        ["stat", "--file-system", "--format=%t", str(tmp_path)], capture_output=True, text=True, check=True
-    )
+    found = subprocess.run(["stat", "--file-system", "--format=%t", str(tmp_path)], capture_output=True, text=True, check=True)
     assert facts.magic == int(found.stdout, 16)
     fd = os.open(tmp_path, os.O_RDONLY)
     try:

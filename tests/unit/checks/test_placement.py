@@ -316,9 +316,7 @@ DEVICES = [
 
 
 @pytest.mark.parametrize(("devices", "expected"), [case[1:] for case in DEVICES], ids=[case[0] for case in DEVICES])
-def test_the_worst_device_decides_and_none_makes_it_shared(
-    devices: tuple[BlockDevice, ...], expected: Placement
-) -> None:
+def test_the_worst_device_decides_and_none_makes_it_shared(devices: tuple[BlockDevice, ...], expected: Placement) -> None:
     found = verdict(on(*devices))
     assert (found.placement, found.allowed, found.exit_code) == (expected, False, 10)
     for device in devices:

@@ -495,9 +495,7 @@ def test_outside_any_cluster(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) ->
 
 def test_importing_it_is_cheap() -> None:
     code = "import sys, ckptctl.scheduler.local; print(*sys.modules)"
-    out = subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, env={**os.environ, **ENV}, capture_output=True, text=True
-    )
+    out = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env={**os.environ, **ENV}, capture_output=True, text=True)
     loaded = {name.split(".")[0] for name in out.stdout.split()}
     assert "sqlite3" in loaded
     assert not loaded & {"typer", "rich", "ClusterShell", "asyncio", "torch", "crc32c"}
