@@ -19,6 +19,7 @@ from ckptctl.errors import (
     SaveFailed,
     SettingsInvalid,
     StorageFault,
+    UsageError,
 )
 from ckptctl.interfaces import Engine
 from ckptctl.model import codec
@@ -199,7 +200,16 @@ class Session:
         return os.path.join(self.repository.staging(self.incarnation.generation), staged_name(step))
 
     def stage(self, step: int, metadata: bytes | None) -> SavePlan:
-        """Open the save of a step (leader). `metadata` is DCP's `.metadata`; None when it is added later (`add_metadata`)."""
+        """Open the save of a step (leader). `metadata` is DCP's `.metadata`; None when it is added later (`add_metadata`).
+
+        Raises `UsageError` for a step before the one that this run resumed at: a later start would never take it.
+        """
+        if step < self.incarnation.step:
+            raise UsageError(
+                f"step {step} is before step {self.incarnation.step}, where this run resumed",
+                context=self.incarnation.root,
+                hint="count on from the step that load() returned; for a run from scratch use a new checkpoint root",
+            )
         plan = SavePlan(
             lineage=self.incarnation.lineage,
             generation=self.incarnation.generation,

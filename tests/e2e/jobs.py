@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import sys
 import time
 from collections.abc import Callable
@@ -38,8 +37,11 @@ class ExampleJob:
     extra: str = ""
     root: str = ""
     options: tuple[str, ...] = ()
+    run_options: str = ""
     env: dict[str, str] = field(default_factory=dict)
     id: int = 0
+    released: dict[int, float] = field(default_factory=dict)
+    """When each restart was released, in seconds of the epoch."""
 
     def submit(self) -> ExampleJob:
         """Submit it."""
@@ -55,7 +57,10 @@ class ExampleJob:
             "PYTHONDONTWRITEBYTECODE": "1",
             **self.env,
         }
-        self.id = self.cluster.sbatch(EXAMPLES / "train.sbatch", f"--nodes={self.nodes}", *self.options, env=env)
+        script = (EXAMPLES / "train.sbatch").read_text()
+        if self.run_options:
+            script = script.replace("ckptctl run", f"ckptctl run {self.run_options}")
+        self.id = self.cluster.sbatch(script, f"--nodes={self.nodes}", *self.options, env=env)
         return self
 
     @property
@@ -73,20 +78,20 @@ class ExampleJob:
         record = self.cluster.job(self.id)
         return record["JobState"], record
 
-    def follow(self, deadline_s: float = 150) -> dict[str, str]:
-        """Let it run, shortening Slurm's wait after a requeue, until it ends or is held."""
-
+    def follow(self, deadline_s: float = 150, until: Callable[[], object] = lambda: None) -> dict[str, str]:
+        """Let it run, shortening Slurm's wait after a requeue, until it ends or is held, or `until` says yes."""
         pending: dict[int, float] = {}
 
         def ended() -> dict[str, str] | None:
             state, record = self.state()
-            if state in ENDED or (state == "PENDING" and record["Priority"] == "0"):
+            if until() or state in ENDED or (state == "PENDING" and record["Priority"] == "0"):
                 return record
             if state == "PENDING" and record["Reason"] == "BeginTime":
                 restarts = int(record["Restarts"])
                 seen = pending.setdefault(restarts, time.monotonic())
                 if time.monotonic() - seen > _CREDENTIAL_S:
                     self.cluster.release(self.id)
+                    self.released[restarts] = time.time()
             return None
 
         return wait_for(f"the end of job {self.id}", ended, deadline_s, log=lambda: self.output[-3000:])
@@ -122,50 +127,30 @@ class ExampleJob:
         """Wait for something, with the job's output at hand."""
         wait_for(what, lambda: probe() or None, deadline_s, log=lambda: self.output[-3000:], poll_s=0.005)
 
+    def stop_before(self, rank: int, event: str, part: str) -> ExampleJob:
+        """Have a rank of the first incarnation stop itself just before a system call (see `hook/sitecustomize.py`)."""
+        self.env |= {
+            "PYTHONPATH": str(Path(__file__).parent / "hook"),
+            "TEST_STOP": f"{rank}:{event}:{part}",
+            "TEST_STOP_MARK": f"/shared/{self.name}.stopped",
+        }
+        return self
+
+    def wait_stopped(self, deadline_s: float = 60) -> None:
+        """Wait until the rank has stopped itself."""
+        self.wait_until("the rank has stopped itself", (self.cluster.shared / f"{self.name}.stopped").exists, deadline_s)
+
     def ranks_on(self, node: str) -> list[int]:
         """The pids of the training ranks on a node (not their data loaders)."""
-        found = [process for process in self.cluster.node(node).processes() if "train_fsdp2.py" in " ".join(process.argv)]
+        found = [process for process in self.cluster.node(node).processes() if "train_fsdp2.py" in "".join(process.argv[1:2])]
         pids = {process.pid for process in found}
-        return [process.pid for process in found if process.parent not in pids and "srun" not in process.argv[0]]
+        return [process.pid for process in found if process.parent not in pids]
 
-    def stop_in_mid_save(self, victim: str, deadline_s: float = 90) -> int:
-        """Stop the victim's ranks in the middle of a save: the others' receipts are there, its own is not. Returns the step.
+    def receipts(self, step: int, generation: int = 1) -> list[str]:
+        """The nodes whose receipts for a staged step are there."""
+        folder = Path(self.repository.staging(generation)) / f"step-{step:08d}" / PROOF / "receipts"
+        return sorted(path.stem for path in folder.iterdir()) if folder.exists() else []
 
-        A save that is over before the stop took hold goes on; the next one is tried.
-        """
-        caught: list[int] = []
-
-        def attempt() -> bool:
-            repository = self.repository
-            if not repository.exists or len(repository.folders()) < 2:
-                return False
-            staging = Path(repository.staging(repository.newest_generation()))
-            steps = sorted(staging.iterdir()) if staging.exists() else []
-            if not steps:
-                return False
-            pids = self.ranks_on(victim)
-            for pid in pids:
-                self.cluster.node(victim).signal(pid, signal.SIGSTOP)
-            plan = repository.plan(str(steps[-1]))
-            if plan is not None and victim in plan.nodes and self._others_done(repository, steps[-1], list(plan.nodes), victim):
-                caught.append(plan.step)
-                return True
-            for pid in pids:
-                self.cluster.node(victim).signal(pid, signal.SIGCONT)
-            return False
-
-        self.wait_until(f"a save in which {victim} is late", attempt, deadline_s)
-        return caught[0]
-
-    @staticmethod
-    def _others_done(repository: Repository, staging: Path, nodes: list[str], victim: str) -> bool:
-        def over() -> str | None:
-            if not staging.exists() or repository.receipt(str(staging), victim) is not None:
-                return "late"
-            others = sum(repository.receipt(str(staging), node) is not None for node in nodes if node != victim)
-            return "caught" if others == len(nodes) - 1 else None
-
-        try:
-            return wait_for("the others' receipts", over, 5, poll_s=0.002) == "caught"
-        except TimeoutError:
-            return False
+    def checkpoints(self) -> list[str]:
+        """The names of the checkpoint folders in the root."""
+        return sorted(name for name in os.listdir(self.seen_root) if name.startswith("step-"))

@@ -193,9 +193,7 @@ def test_a_killed_test_process_takes_its_rig_with_it(tmp_path: Path, cluster: Cl
         "time.sleep(300)\n"
     )
     root = Path(__file__).parents[2]
-    with subprocess.Popen(
-        [sys.executable, "-c", code, str(base)], cwd=root, stdout=subprocess.PIPE, text=True
-    ) as victim:
+    with subprocess.Popen([sys.executable, "-c", code, str(base)], cwd=root, stdout=subprocess.PIPE, text=True) as victim:
         assert victim.stdout is not None
         assert victim.stdout.readline() == "up\n"
         assert commands_naming(base)

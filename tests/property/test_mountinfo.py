@@ -69,9 +69,7 @@ def test_the_row_of_an_id_is_found_in_any_order(table: list[MountRow], data: st.
     assert find_row(text, missing) is None
 
 
-words = st.sampled_from(
-    [b"1", b"20", b"0:1", b"0:", b"/", b"/a\\040b", b"-", b"", b"rw", b"tmpfs", b"shared:1", b"\xff"]
-)
+words = st.sampled_from([b"1", b"20", b"0:1", b"0:", b"/", b"/a\\040b", b"-", b"", b"rw", b"tmpfs", b"shared:1", b"\xff"])
 
 
 @given(st.binary(max_size=120) | st.lists(words, max_size=14).map(b" ".join))

@@ -97,9 +97,7 @@ def test_space_is_that_of_the_file_system(tmp_path: Path) -> None:
 
 
 def test_the_upper_one_of_stacked_mounts_counts(tmp_path: Path) -> None:
-    [result] = looked(
-        tmp_path, "mkdir a; mount -t tmpfs first a; mount -t tmpfs second a; mkdir a/run", f"{tmp_path}/a/run"
-    )
+    [result] = looked(tmp_path, "mkdir a; mount -t tmpfs first a; mount -t tmpfs second a; mkdir a/run", f"{tmp_path}/a/run")
     assert result["node"]["identity"]["source"] == "second"
 
 
