@@ -84,7 +84,10 @@ class Scheduler(Protocol):
         """
 
     def set_comment(self, job: Job, key: str, value: str) -> None:
-        """Set `key=value` in the job's comment and leave the other words of the comment as they are."""
+        """Set `key=value` in the job's comment and leave the other words of the comment as they are.
+
+        The value may hold anything, also blanks; it comes back by `model.job.comment_value`. What is too long is cut.
+        """
 
 
 class Engine(Protocol):

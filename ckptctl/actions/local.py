@@ -9,7 +9,7 @@ from pathlib import Path
 from types import FrameType
 
 from ckptctl.errors import RequeueRefused, SchedulerError
-from ckptctl.model.job import JobState
+from ckptctl.model.job import JobState, comment_value
 from ckptctl.scheduler.local_controller import LocalCluster
 
 _FOREVER_S = 10 * 365 * 86400.0
@@ -39,7 +39,7 @@ def run_here(argv: list[str], *, nodes: int, tasks_per_node: int, name: str) -> 
         if job.state is JobState.PENDING:
             if "held" in job.reason.lower():
                 raise RequeueRefused(
-                    f"the job is held: {job.comment or job.reason}",
+                    f"the job is held: {comment_value(job.comment, 'ckptctl') or job.reason}",
                     hint="see `ckptctl list ROOT --incarnations`; correct the cause and run it again",
                 )
             raise SchedulerError(f"the job cannot start again: {job.reason}", hint="give it more nodes (--nodes)")

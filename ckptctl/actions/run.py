@@ -192,12 +192,12 @@ class _Run:
 
     def _alive(self, holder: Generation) -> bool | None:
         """Say whether another job holds the root. The same job's earlier incarnations are ended by the scheduler."""
-        if holder.scheduler == self.scheduler.name and holder.job == self.job.id:
-            return False
         if holder.scheduler != self.scheduler.name:
             return None
-        if holder.scheduler == "local":  # job ids of local queues are not unique; the process is
+        if self.scheduler.capabilities.single_machine:  # job ids of embedded queues are not unique; the process is
             return _is_ckptctl(holder.pid) if holder.host == os.uname().nodename else None
+        if holder.job == self.job.id:
+            return False
         found = self.scheduler.job(holder.job)
         return None if found is None or found.state is JobState.UNKNOWN else found.state.alive
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
+from urllib.parse import quote, unquote
 
 
 class JobState(str, Enum):
@@ -117,3 +118,14 @@ class Decision:
     cause: Cause
     reason: str
     exclude: tuple[str, ...] = ()
+
+
+def comment_word(key: str, value: str) -> str:
+    """Return `key=value` as one word of a job's comment: what could break the word apart is percent-encoded."""
+    return f"{key}={quote(value, safe='/:;,()[]+@.-_')}"
+
+
+def comment_value(comment: str, key: str) -> str:
+    """Return the value of a key in a job's comment as it was before `comment_word`, empty when it is not there."""
+    found = (word.partition("=")[2] for word in comment.split() if word.startswith(f"{key}="))
+    return unquote(next(found, ""))

@@ -63,8 +63,8 @@ def decide(now: Ended, earlier: Sequence[Ended], budgets: Budgets, *, blamed: Se
         return Decision(
             Action.HOLD,
             cause,
-            f"no progress: {idle} incarnations in a row ended ({cause.value}) without a complete checkpoint newer than step "
-            f"{now.resumed}{tail}",
+            f"no progress: {idle} incarnation{'s' * (idle > 1)} in a row ended ({cause.value}) without a complete checkpoint "
+            f"newer than step {now.resumed}{tail}",
             tuple(blamed),
         )
     why = f"{cause.value} failure, last complete step {now.last_complete}{tail}"

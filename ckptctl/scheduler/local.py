@@ -15,7 +15,7 @@ from typing import Any
 
 from ckptctl.errors import SchedulerError, UsageError
 from ckptctl.interfaces import Launch, SchedulerCapabilities
-from ckptctl.model.job import Ability, Job, JobState, Node, NodeState, TaskAnswer
+from ckptctl.model.job import Ability, Job, JobState, Node, NodeState, TaskAnswer, comment_word
 from ckptctl.scheduler import local_process as process
 from ckptctl.scheduler.local_queue import (
     ENV_BOOT_ID,
@@ -181,14 +181,14 @@ class LocalScheduler:
 
     def set_comment(self, job: Job, key: str, value: str) -> None:
         """Set the word `key=value` in the job's comment, whose words are separated by blanks."""
-        if not key or any(char.isspace() or char == "=" for char in key) or any(char.isspace() for char in value):
-            raise UsageError("a comment's key and value hold no blanks, and a key no '='", context=f"{key}={value}")
+        if not key or any(char.isspace() or char == "=" for char in key):
+            raise UsageError("a comment's key holds no blank and no '='", context=key)
         with self._queue() as queue, queue.transaction():
             row = queue.job_row(job.id)
             if row is None:
                 raise SchedulerError(f"can't comment job {job.id}: it is not known", context=self._where)
             words = [word for word in row["comment"].split() if not word.startswith(f"{key}=")]
-            queue.change("UPDATE jobs SET comment = ? WHERE id = ?", " ".join([*words, f"{key}={value}"]), row["id"])
+            queue.change("UPDATE jobs SET comment = ? WHERE id = ?", " ".join([*words, comment_word(key, value)]), row["id"])
 
     @property
     def _where(self) -> str:

@@ -16,11 +16,10 @@ import subprocess
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from urllib.parse import quote
 
 from ckptctl.errors import SchedulerError
 from ckptctl.interfaces import Launch, SchedulerCapabilities
-from ckptctl.model.job import Ability, Job, JobState, Node, NodeState, TaskAnswer
+from ckptctl.model.job import Ability, Job, JobState, Node, NodeState, TaskAnswer, comment_word
 from ckptctl.scheduler import slurm_text as text
 
 _COMMAND_S = 30.0
@@ -201,9 +200,9 @@ class SlurmScheduler:
         """See `interfaces.Scheduler`. Words are separated by blanks; a value is percent-encoded where it must be."""
         now = self.job(job.id)
         words = [word for word in (now.comment if now else job.comment).split() if not word.startswith(f"{key}=")]
-        room = _COMMENT_BYTES - sum(len(word.encode()) + 1 for word in words) - len(key) - 2
-        encoded = quote(value, safe="/:;,()[]+@.-_")[: max(0, room)]
-        self._scontrol("update", f"JobId={job.id}", "Comment=" + " ".join([*words, f"{key}={encoded}"]))
+        room = _COMMENT_BYTES - sum(len(word.encode()) + 1 for word in words) - 1
+        word = comment_word(key, value)[: max(0, room)]
+        self._scontrol("update", f"JobId={job.id}", "Comment=" + " ".join([*words, word]))
 
     def _scontrol(self, *arguments: str, check: bool = True) -> subprocess.CompletedProcess[str]:
         command = ["scontrol", *arguments]

@@ -58,7 +58,7 @@ def check_name_taken(make: MakeEngine, folder: str) -> None:
     else:
         raise AssertionError("the engine wrote over a file that existed")
     with open(os.path.join(folder, "taken"), "rb") as file:
-        _expect(file.read() == b"somebody\'s", "the engine changed a file that existed")
+        _expect(file.read() == b"somebody's", "the engine changed a file that existed")
 
 
 def check_side_by_side(make: MakeEngine, folder: str) -> None:

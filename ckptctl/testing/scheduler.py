@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from ckptctl.model.job import JobState
+from ckptctl.model.job import JobState, comment_value
 from ckptctl.testing import scheduler_driver as driver
 
 _ENDED = (JobState.COMPLETED, JobState.FAILED, JobState.CANCELLED, JobState.TIMEOUT, JobState.NODE_FAIL)
@@ -112,6 +112,7 @@ def check_inside(harness: SchedulerHarness) -> None:
     found.expect(seen["can_requeue"]["ok"] and bool(seen["can_requeue"]["reason"]), "can_requeue is not ok with a reason")
     words = (seen["comment"] or "").split()
     found.expect("conf-a=3" in words and "conf-b=2" in words, "set_comment lost a word")
+    found.expect(comment_value(seen["comment"] or "", "conf-c") == driver.SAYING, "a value with blanks did not come back")
     found.expect("conf-a=1" not in words, "set_comment kept the old value of the key")
 
     for name in ("answers", "one_fails", "one_hangs", "not_there"):

@@ -30,6 +30,7 @@ SCHEDULERS = {
 UNKNOWN_NODE = "no-such-node"
 UNKNOWN_JOB = "987654321"
 FAIL_CODE = 7
+SAYING = "two words, 100 % = all of it"
 END_GRACE_S = 1.0
 _POLL_S = 0.02
 
@@ -117,7 +118,7 @@ class Driver:
             nodes={name: state.value for name, state in self.scheduler.nodes([*job.nodes, UNKNOWN_NODE]).items()},
             can_requeue=self.scheduler.can_requeue(job),
         )
-        for key, value in (("conf-a", "1"), ("conf-b", "2"), ("conf-a", "3")):
+        for key, value in (("conf-a", "1"), ("conf-b", "2"), ("conf-a", "3"), ("conf-c", SAYING)):
             self.scheduler.set_comment(job, key, value)
         now = self.scheduler.job(job.id)
         self.record(comment=now.comment if now is not None else None)

@@ -114,7 +114,8 @@ def test_b_a_partitioned_leader_wakes_up_inside_its_commit(
     complete = [row.folder for row in rows if row.verdict is Completeness.COMPLETE]
     assert complete == ["step-00000024.g0002", "step-00000020.g0002"], rows
     assert not any(row.generation == 1 for row in rows), "nothing of the zombie's lies in the root"
-    assert not any("g0002" in name for name in job.quarantine()), "nothing newer was moved because of it"
+    moved = [name for name in job.quarantine() if not name.startswith("staging-g0001.by-g0002.")]
+    assert not moved, "nothing newer was moved because of it"
     assert inspect.select(str(job.seen_root)).step == STEPS
     assert first.last_complete == 4
 

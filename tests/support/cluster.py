@@ -90,9 +90,7 @@ class Cluster:
         self._points: list[int] = []
         self._write_configuration(addresses, {**SETTINGS, **settings})
         self._ctl = Machine("ctl", f"{_NETWORK}.1", self._ctl_setup(), self.logs / "boot-ctl.log")
-        self._login = Machine(
-            "login", f"{_NETWORK}.2", [], self.logs / "boot-login.log", inside=self._ctl, volume=_VOLUME
-        )
+        self._login = Machine("login", f"{_NETWORK}.2", [], self.logs / "boot-login.log", inside=self._ctl, volume=_VOLUME)
         self.nodes = {
             name: RigNode(name, address, self.base, self._ctl, None if name in without_mount else _VOLUME)
             for name, address in addresses.items()
@@ -137,9 +135,7 @@ class Cluster:
     def __enter__(self) -> Cluster:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.stop()
 
     # --- start and stop ------------------------------------------------------------------------------------------
@@ -149,8 +145,7 @@ class Cluster:
         lines = [f"{key}={value}" for key, value in settings.items()]
         lines.append(f"SlurmctldLogFile={self.logs / 'slurmctld.log'}")
         lines += [
-            f"NodeName={name} NodeAddr={address} CPUs=4 RealMemory=8000 State=UNKNOWN"
-            for name, address in addresses.items()
+            f"NodeName={name} NodeAddr={address} CPUs=4 RealMemory=8000 State=UNKNOWN" for name, address in addresses.items()
         ]
         lines.append(f"PartitionName=main Nodes={','.join(addresses)} Default=YES MaxTime=INFINITE State=UP")
         (etc / "slurm" / "slurm.conf").write_text("\n".join(lines) + "\n")

@@ -452,7 +452,7 @@ def test_requeue_exclude_and_comment_by_state(jobs: Jobs) -> None:
     with pytest.raises(SchedulerError, match="restart 0"):
         scheduler.launch(old, ["true"], {})
     with pytest.raises(UsageError):
-        scheduler.set_comment(now, "key", "two words")
+        scheduler.set_comment(now, "two words", "value")
     (jobs.folder / "go").touch()
     assert jobs.cluster.run_until(number, deadline_s=LIMIT_S).state is JobState.COMPLETED
     with pytest.raises(SchedulerError, match="COMPLETED"):

@@ -21,8 +21,9 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 
 @pytest.fixture(autouse=True)
 def _whole_cluster(request: pytest.FixtureRequest) -> None:
-    if "cluster" in request.fixturenames:
-        request.getfixturevalue("cluster").restore()
+    running = request.getfixturevalue("cluster") if "cluster" in request.fixturenames else None
+    if isinstance(running, Cluster):
+        running.restore()
 
 
 @pytest.hookimpl(wrapper=True)
