@@ -1,7 +1,7 @@
 """Parsing of `scontrol -o show job|node`: one record a line, `Key=value` words, values that may hold blanks and `=`.
 
-Works on the text of Slurm 22.05 to 26.05: only the keys below are looked for, unknown ones end up in the value before them
-and do no harm, because no value that we use is followed by one that may hold blanks.
+Works on the text of Slurm 22.05 to 26.05: only the keys below are looked for. An unknown one ends up in the value before it,
+so of a value that can hold no blank only the first word is taken.
 """
 
 from __future__ import annotations
@@ -181,21 +181,26 @@ def fold(hosts: tuple[str, ...] | list[str]) -> str:
 
 def job(record: dict[str, str]) -> Job:
     """Return one record as a job."""
-    number = record.get("JobId", "")
-    if record.get("ArrayJobId") and record.get("ArrayTaskId", "").isdigit():
-        number = f"{record['ArrayJobId']}_{record['ArrayTaskId']}"
-    elif record.get("HetJobId"):
-        number = record["HetJobId"]
+
+    def word(key: str) -> str:
+        first = (record.get(key, "").split() or [""])[0]
+        return "" if "=" in first else first  # an empty value, and an unknown key behind it
+
+    number = word("JobId")
+    if word("ArrayJobId") and word("ArrayTaskId").isdigit():
+        number = f"{word('ArrayJobId')}_{word('ArrayTaskId')}"
+    elif word("HetJobId"):
+        number = word("HetJobId")
     return Job(
-        id=number.split()[0] if number else "",
-        restart=int(record.get("Restarts") or 0),
-        user=record.get("UserId", "").partition("(")[0],
-        state=job_state(record.get("JobState", "")),
-        nodes=expand(record.get("NodeList", "")),
-        batch_host="" if record.get("BatchHost") in (None, "(null)") else record["BatchHost"],
-        is_batch=record.get("BatchFlag", "0") != "0",
-        requeueable=record.get("Requeue", "0") == "1",
-        excluded=expand(record.get("ExcNodeList", "")),
+        id=number,
+        restart=int(word("Restarts") or 0),
+        user=word("UserId").partition("(")[0],
+        state=job_state(word("JobState")),
+        nodes=expand(word("NodeList")),
+        batch_host="" if word("BatchHost") == "(null)" else word("BatchHost"),
+        is_batch=word("BatchFlag") not in ("", "0"),
+        requeueable=word("Requeue") == "1",
+        excluded=expand(word("ExcNodeList")),
         comment=record.get("Comment", ""),
         reason=record.get("Reason", ""),
         name=record.get("JobName", ""),
