@@ -36,8 +36,11 @@ class SchedulerHarness(Protocol):
     hang_s: float
     """Deadline for a question to nodes of which one never answers: long enough for the others to answer."""
 
-    def submit(self, argv: Sequence[str], *, nodes: int, tasks_per_node: int) -> str:
-        """Submit a batch job: requeueable, whole nodes, not ended when one of its nodes fails (`--no-kill`)."""
+    def submit(self, argv: Sequence[str], *, nodes: int, tasks_per_node: int, outlives_nodes: bool) -> str:
+        """Submit a batch job: requeueable, whole nodes. `outlives_nodes`: it goes on when one that is not its batch host fails.
+
+        On Slurm that is `--no-kill`, with which Slurm does not requeue a job that lost its batch host either.
+        """
 
     def call(self, argv: Sequence[str]) -> int:
         """Run a command as a user outside any job; return its exit code."""
@@ -210,7 +213,7 @@ def check_hold(harness: SchedulerHarness) -> None:
 
 def check_lost_node(harness: SchedulerHarness) -> None:
     """A node of the job other than the batch host is lost: it is not UP, its tasks fail, the others still answer."""
-    job_id, out = _submit(harness, "lost-node", nodes=2)
+    job_id, out = _submit(harness, "lost-node", nodes=2, outlives_nodes=True)
     lost = ""
     try:
         lost = _nodes_of(harness, job_id, out)[-1]
@@ -293,10 +296,13 @@ def _look(harness: SchedulerHarness, name: str, job_id: str = "") -> dict[str, A
     return dict(seen)
 
 
-def _submit(harness: SchedulerHarness, scenario: str, *, nodes: int, tasks_per_node: int = 1) -> tuple[str, Path]:
+def _submit(
+    harness: SchedulerHarness, scenario: str, *, nodes: int, tasks_per_node: int = 1, outlives_nodes: bool = False
+) -> tuple[str, Path]:
     out = _out(harness, scenario)
     argv = _command(harness, scenario, out, "--tasks-per-node", str(tasks_per_node))
-    return harness.submit(argv, nodes=nodes, tasks_per_node=tasks_per_node), out
+    job_id = harness.submit(argv, nodes=nodes, tasks_per_node=tasks_per_node, outlives_nodes=outlives_nodes)
+    return job_id, out
 
 
 def _run(

@@ -233,7 +233,7 @@ class Driver:
         if self.scheduler.capabilities.launches_tasks:
             self.record(code=self._code(command))
         command.end(END_GRACE_S)
-        self.record(answers=self._ask(job, ["echo", "here"], self.options.hang_s))
+        self.record(answers=self._ask(job, ["echo", "here"], self.patience_s))
 
     def lost_batch_host(self) -> None:
         """In a job whose batch host is about to be lost."""

@@ -33,7 +33,7 @@ class LocalHarness:
         self.node_names: Sequence[str] = cluster.node_names
         self.env: Mapping[str, str] = {"PYTHONPATH": str(ROOT)}
 
-    def submit(self, argv: Sequence[str], *, nodes: int, tasks_per_node: int) -> str:
+    def submit(self, argv: Sequence[str], *, nodes: int, tasks_per_node: int, outlives_nodes: bool) -> str:
         log = self.logs / "jobs.log"
         return self.cluster.submit(argv, nodes=nodes, tasks_per_node=tasks_per_node, env=self.env, stdout=log)
 

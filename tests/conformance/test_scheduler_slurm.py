@@ -36,8 +36,9 @@ class SlurmHarness:
         self.node_names: Sequence[str] = sorted(cluster.nodes)
         self._pending: dict[tuple[str, int], float] = {}
 
-    def submit(self, argv: Sequence[str], *, nodes: int, tasks_per_node: int) -> str:
-        options = [f"--nodes={nodes}", f"--ntasks-per-node={tasks_per_node}", "--requeue", "--no-kill", "--exclusive"]
+    def submit(self, argv: Sequence[str], *, nodes: int, tasks_per_node: int, outlives_nodes: bool) -> str:
+        options = [f"--nodes={nodes}", f"--ntasks-per-node={tasks_per_node}", "--requeue", "--exclusive"]
+        options += ["--no-kill"] if outlives_nodes else []
         return str(self.cluster.sbatch(f"exec {shlex.join(argv)}\n", *options))
 
     def call(self, argv: Sequence[str]) -> int:
