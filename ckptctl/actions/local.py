@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
+import os
 import signal
 import sys
 import tempfile
@@ -20,6 +23,7 @@ def run_here(argv: list[str], *, nodes: int, tasks_per_node: int, name: str) -> 
 
     SIGTERM, SIGINT and SIGUSR1 are passed to the job's batch process. Every process of the cluster is gone when this returns.
     """
+    _append_to_output()
     with (
         tempfile.TemporaryDirectory(prefix="ckptctl-local-") as state,
         LocalCluster(Path(state), nodes=nodes, slots=tasks_per_node) as cluster,
@@ -45,3 +49,10 @@ def run_here(argv: list[str], *, nodes: int, tasks_per_node: int, name: str) -> 
             raise SchedulerError(f"the job cannot start again: {job.reason}", hint="give it more nodes (--nodes)")
         code = cluster.exit_code(job_id)
         return 1 if code is None else code
+
+
+def _append_to_output() -> None:
+    """Have everybody who writes to our output write at its end: ranks open the file anew, with an offset of their own."""
+    for descriptor in (1, 2):
+        with contextlib.suppress(OSError):
+            fcntl.fcntl(descriptor, fcntl.F_SETFL, fcntl.fcntl(descriptor, fcntl.F_GETFL) | os.O_APPEND)

@@ -155,3 +155,23 @@ def test_root_patterns_are_expanded(runs: Runs) -> None:
     code, out = runs.run("2", root="of-%j")
     assert code == 0, out
     assert (runs.folder / "of-1" / "step-00000002.g0001").exists()
+
+
+def test_output_that_goes_to_a_file_is_whole_and_in_order(runs: Runs) -> None:
+    """The ranks open the file anew; without O_APPEND they and `run` wrote over each other."""
+    noisy = runs.folder / "noisy.py"
+    noisy.write_text("import os\nfor n in range(200): print('rank', os.environ['RANK'], n, 'x' * 50, flush=True)\n")
+    command = [sys.executable, "-m", "ckptctl.cli.main", "run", "--scheduler", "local", "--nodes", "2", "--root", "run1"]
+    with (runs.folder / "out").open("w") as out:
+        done = subprocess.run(
+            [*command, "--", sys.executable, str(noisy)],
+            cwd=runs.folder, env=ENVIRONMENT, stdout=out, stderr=out, timeout=DEADLINE_S,
+        )  # fmt: skip
+    assert done.returncode == 0
+    lines = (runs.folder / "out").read_text().splitlines()
+    assert "ckptctl: job 1, restart 0" in lines[0]
+    assert lines[-1].endswith("the run is finished")
+    for rank in (0, 1):
+        assert [line for line in lines if line.startswith(f"rank {rank} ")] == [
+            f"rank {rank} {n} {'x' * 50}" for n in range(200)
+        ]

@@ -1,0 +1,85 @@
+"""The reference names everything there is, and links lead somewhere."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from pathlib import Path
+
+import pytest
+import typer
+
+from ckptctl.cli.main import app
+from ckptctl.errors import CkptctlError
+from ckptctl.model import manifest
+from ckptctl.saving.session import Incarnation
+from ckptctl.settings import Settings
+from ckptctl.storage import journal
+
+ROOT = Path(__file__).parents[2]
+REFERENCE = ROOT / "docs" / "reference"
+PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
+COMMANDS = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+
+
+def errors(of: type[CkptctlError] = CkptctlError) -> list[type[CkptctlError]]:
+    """Return all errors of ours."""
+    return [one for child in of.__subclasses__() for one in (child, *errors(child)) if child.__module__ == "ckptctl.errors"]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_lead_somewhere(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", page.read_text()):
+        if not target.startswith("http"):
+            assert (page.parent / target).exists(), f"{page}: {target}"
+
+
+def test_every_setting_is_described_with_its_default() -> None:
+    text = (REFERENCE / "settings.md").read_text()
+    for field in dataclasses.fields(Settings):
+        if field.name != "origins":
+            row = re.search(rf"^\| `{field.name}` \| (\S+) \|", text, re.MULTILINE)
+            assert row, field.name
+            assert row[1] == (f"{field.default:g}" if not isinstance(field.default, str) else '""'), field.name
+
+
+def test_every_variable_that_run_sets_is_described() -> None:
+    text = (REFERENCE / "settings.md").read_text()
+    for name in Incarnation("/r", "1.0", "l", 1, "n", 0, "", "", 0).environment():
+        assert f"`{name}`" in text
+
+
+def test_every_exit_code_is_described_with_its_reference() -> None:
+    text = (REFERENCE / "exit-codes.md").read_text()
+    for error in errors():
+        assert f"| {error.exit_code} | `{error.reference}` |" in text, error
+
+
+@pytest.mark.parametrize("name", sorted(COMMANDS))
+def test_every_command_is_described_with_all_its_options_and_no_others(name: str) -> None:
+    text = (REFERENCE / "commands.md").read_text()
+    section = re.search(rf"^## ckptctl {name}\b.*?(?=^## |\Z)", text, re.MULTILINE | re.DOTALL)
+    assert section, name
+    options = {option for parameter in COMMANDS[name].params for option in parameter.opts if option.startswith("--")}
+    assert set(re.findall(r"^\| `(--[\w-]+)` \|", section[0], re.MULTILINE)) == options
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        manifest.Commit, manifest.Manifest, manifest.Receipt, manifest.RankReceipt, manifest.WrittenFile, manifest.SavePlan,
+        manifest.ResumePoint, manifest.Skipped, manifest.Generation, manifest.Lineage, manifest.FileEntry, manifest.RankEntry,
+        manifest.FilesystemIdentity,
+    ],
+)  # fmt: skip
+def test_every_field_of_our_files_is_in_the_format(kind: type) -> None:
+    text = (REFERENCE / "format.md").read_text()
+    for field in dataclasses.fields(kind):
+        assert f"`{field.name}`" in text, field.name
+
+
+def test_every_journal_event_is_in_the_format() -> None:
+    text = (REFERENCE / "format.md").read_text()
+    names = [value for key, value in vars(journal).items() if key.isupper() and isinstance(value, str)]
+    assert len(names) > 5
+    assert all(f"`{name}`" in text for name in names)
