@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import pickle
 from typing import Any
 
 import torch
-from torch.distributed.checkpoint.filesystem import CURRENT_DCP_VERSION, FileSystemReader, _StorageInfo
+from torch.distributed.checkpoint.filesystem import FileSystemReader, _StorageInfo
 from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
 from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteItemType
 from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
@@ -19,7 +18,7 @@ from ckptctl.errors import UsageError
 from ckptctl.model.manifest import SavePlan as Plan
 from ckptctl.saving.posix import aligned_buffer
 from ckptctl_torch.checkpointer import Checkpointer, leave_receipts
-from ckptctl_torch.image import place_tensor
+from ckptctl_torch.image import pickled_metadata, place_tensor
 from ckptctl_torch.slots import slot_size, stretch
 
 
@@ -73,13 +72,11 @@ class CheckpointWriter(StorageWriter):
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
         """Commit (coordinator): returns after COMMIT is durable under its final name."""
-        metadata.version = CURRENT_DCP_VERSION
-        metadata.storage_data = {result.index: result.storage_data for on_rank in results for result in on_rank}
-        metadata.storage_meta = self.storage_meta()
         if self._plan is None:
             raise UsageError("finish without a plan", hint="use a new CheckpointWriter for each dcp.save")
         session = self._ckpt.session
-        session.add_metadata(self._step, pickle.dumps(metadata))
+        places = {result.index: result.storage_data for on_rank in results for result in on_rank}
+        session.add_metadata(self._step, pickled_metadata(metadata, places))
         session.commit(self._plan, tool=f"ckptctl {__version__}", lost=self._lost)
 
     @classmethod

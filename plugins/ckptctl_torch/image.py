@@ -16,9 +16,10 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed.checkpoint import filesystem
 from torch.distributed.checkpoint._nested_dict import flatten_state_dict
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
-from torch.distributed.checkpoint.filesystem import CURRENT_DCP_VERSION, _StorageInfo
+from torch.distributed.checkpoint.filesystem import _StorageInfo
 from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex, StorageMeta
 from torch.distributed.checkpoint.planner import SavePlan, WriteItem, WriteItemType
 from torch.distributed.checkpoint.utils import find_state_dict_object
@@ -92,7 +93,7 @@ class ImagePlan:
         plan = ImagePlan(rank, world_size, _signature(state_dict))
         placed = _together(lambda: plan._place(final, planner), group, "laying out the file")
         if rank == 0:
-            plan.metadata = _metadata(metadata, placed)
+            plan.metadata = pickled_metadata(metadata, dict(pair for on_rank in placed for pair in on_rank))
         return plan
 
     def _place(self, plan: SavePlan, planner: DefaultSavePlanner) -> list[tuple[MetadataIndex, _StorageInfo]]:
@@ -229,10 +230,13 @@ def _skeleton(shape: tuple[int, ...], dtype: torch.dtype) -> tuple[bytes, int, b
     return bytes(whole[: gap[0]]), gap[1], bytes(whole[gap[0] :])
 
 
-def _metadata(metadata: Metadata, placed: list[list[tuple[MetadataIndex, _StorageInfo]]]) -> bytes:
-    metadata.storage_data = dict(pair for on_rank in placed for pair in on_rank)
+def pickled_metadata(metadata: Metadata, storage_data: dict[MetadataIndex, _StorageInfo]) -> bytes:
+    """Return DCP's `.metadata` for items at these places. The version is the running torch's; 2.6 has none."""
+    metadata.storage_data = storage_data
     metadata.storage_meta = StorageMeta()
-    metadata.version = CURRENT_DCP_VERSION
+    version = getattr(filesystem, "CURRENT_DCP_VERSION", None)
+    if version is not None:
+        metadata.version = version
     return pickle.dumps(metadata)
 
 

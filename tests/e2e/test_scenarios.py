@@ -249,3 +249,25 @@ def test_h_a_trainer_that_finds_itself_fenced_stops_at_once(cluster: Cluster) ->
     rows = first.incarnations()
     assert [row.cause for row in rows] == ["fenced", "finished"]
     assert rows[1].resumed >= SAVE_EVERY
+
+
+def test_a_signal_to_the_batch_script_stops_saves_requeues_and_goes_on(cluster: Cluster, undisturbed: ExampleJob) -> None:
+    """What `#SBATCH --signal=B:USR1@120` does two minutes before the time limit."""
+    job = ExampleJob(cluster, "signal", step_s=0.2).submit()
+    job.wait_until("a checkpoint", lambda: job.repository.exists and job.repository.folders())
+    cluster.run(["scancel", "--batch", "--signal=USR1", str(job.id)], check=True)
+    record = job.follow()
+    assert record["JobState"] == "COMPLETED", job.output
+    first, second = job.incarnations()
+    assert first.cause == "stopped"
+    assert "SIGUSR1" in first.reason
+    assert second.resumed == first.last_complete, "nothing is lost by a stop"
+    assert job.fingerprint == undisturbed.fingerprint
+
+
+def test_a_job_that_cannot_be_requeued_says_so_at_start_and_fails(cluster: Cluster) -> None:
+    job = ExampleJob(cluster, "no-requeue", extra="--fail-at 6", options=("--no-requeue",)).submit()
+    record = job.follow()
+    assert (record["JobState"], record["Restarts"], record["ExitCode"]) == ("FAILED", "0", "1:0"), job.output
+    assert "will NOT be able to requeue this job: the job was submitted without requeue; add #SBATCH --requeue" in job.output
+    assert job.incarnations()[0].last_complete == 4

@@ -89,13 +89,14 @@ def begin(
     placement: Sequence[str] = NODES,
     settings: SaveSettings | None = None,
     user: str = "ada",
+    scheduler: str = "test",
 ) -> Run:
     """Begin an incarnation, creating the root when it is new."""
     repository = Repository(root)
     repository.create()
     nodes = tuple(dict.fromkeys(placement))
     record = start.new_record(
-        repository, scheduler="test", job=job, restart=restart, user=user, nodes=nodes, boot_ids=dict.fromkeys(nodes, "boot")
+        repository, scheduler=scheduler, job=job, restart=restart, user=user, nodes=nodes, boot_ids=dict.fromkeys(nodes, "boot")
     )
     started = start.begin(repository, record, alive, options or start.StartOptions(settle_s=0.0))
     incarnation = Incarnation.of(started, repository.root)
