@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ckptctl import errors, events
+from ckptctl.actions.check import probe_node
 from ckptctl.errors import CkptctlError, PlacementRefused
 from ckptctl.interfaces import Scheduler
 from ckptctl.model.job import Job
@@ -32,6 +33,19 @@ def ask(scheduler: Scheduler, job: Job, root: str, settings: Settings) -> NodesV
         argv += ["--temporary", temporary]
     answers, silent = _collect(scheduler, job, argv, settings)
     return node_policy.judge(answers, silent)
+
+
+def ask_here(scheduler: Scheduler, root: str, settings: Settings) -> NodesVerdict:
+    """Judge by this node alone: what is left where no jobstep can be started on the others (a container without Slurm)."""
+    temporary = os.environ.get("TMPDIR")
+    answer = probe_node(
+        root,
+        single_machine=scheduler.capabilities.single_machine,
+        accept=settings.accepted,
+        deadline_s=min(10.0, settings.probe_deadline_s),
+        temporary_dirs=(temporary,) if temporary else (),
+    )
+    return node_policy.judge({scheduler.this_node().name: answer}, {})
 
 
 def prove(scheduler: Scheduler, job: Job, root: str, settings: Settings, verdict: NodesVerdict) -> NodesVerdict:

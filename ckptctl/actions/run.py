@@ -27,6 +27,7 @@ from ckptctl.model.job import Ability, Action, Cause, Decision, Job, JobState, N
 from ckptctl.model.manifest import Generation
 from ckptctl.policy import nodes as node_policy
 from ckptctl.policy import requeue
+from ckptctl.policy.nodes import NodesVerdict
 from ckptctl.saving.session import Incarnation
 from ckptctl.settings import Settings
 from ckptctl.storage import journal, start
@@ -102,11 +103,9 @@ class _Run:
     def go(self) -> RunResult:
         with self._signals_noted():
             self._introduce()
-            verdict = node_checks.ask(self.scheduler, self.job, self.root, self.settings)
+            verdict = self._check_nodes()
             if verdict.refused:
                 raise node_checks.refusal(verdict, self.root)
-            if not verdict.blamed:
-                verdict = node_checks.prove(self.scheduler, self.job, self.root, self.settings, verdict)
             if verdict.blamed:
                 return self._go_back(verdict.blamed)
             events.emit(events.PROBE, f"checkpoint root {self.root}: {verdict.summary}")
@@ -149,6 +148,24 @@ class _Run:
         warning = _parent_warning()
         if warning:
             events.emit(events.RUN_WARNING, warning, level=logging.WARNING)
+
+    def _check_nodes(self) -> NodesVerdict:
+        """Ask all nodes, then have them prove that they share the root. Nothing is created before both."""
+        try:
+            verdict = node_checks.ask(self.scheduler, self.job, self.root, self.settings)
+        except SchedulerError as exc:
+            if self.ability.ok:
+                raise
+            events.emit(
+                events.PROBE,
+                f"the other nodes can't be asked from here ({exc.message}): only this node is judged; every rank still "
+                "compares what it sees of the root before it trains",
+                level=logging.WARNING,
+            )
+            return node_checks.ask_here(self.scheduler, self.root, self.settings)
+        if verdict.fine:
+            verdict = node_checks.prove(self.scheduler, self.job, self.root, self.settings, verdict)
+        return verdict
 
     def _begin(self) -> start.Started:
         boots = {node.name: node.boot_id for node in [self.scheduler.this_node()]}
@@ -312,12 +329,19 @@ class _Run:
         cause, detail, blamed = self._cause(generation, code, blamed)
         if cause is Cause.NEVER_RESTART:
             code = EXIT_NEVER_RESTART  # a launcher that killed the other ranks tells of the kill instead
-        last = next((found.id.step for found in self.repository.complete()), 0) if cause is not Cause.TAKEN else resumed
+        last = max(resumed, self._last_complete()) if cause is not Cause.TAKEN else resumed
         budgets = requeue.Budgets(self.settings.budget_application, self.settings.budget_infrastructure)
         decision = requeue.decide(
             requeue.Ended(cause, resumed, last), self._earlier(), budgets, blamed=tuple(blamed), detail=detail
         )
         return self._act(decision, code, generation=generation, step=last, resumed=resumed)
+
+    def _last_complete(self) -> int:
+        """Return the last complete step as far as this node can see; 0 when its own mount is gone: the next start will know."""
+        try:
+            return next((found.id.step for found in self.repository.complete()), 0)
+        except CkptctlError:
+            return 0
 
     def _cause(self, generation: int, code: int, blamed: dict[str, str]) -> tuple[Cause, str, dict[str, str]]:
         state = self._state()
@@ -345,7 +369,10 @@ class _Run:
         suspect = {node: "does not respond" for node, state in self._node_states().items() if state is NodeState.SUSPECT}
         if down or suspect:
             return Cause.NODE, node_policy.name_them({**down, **suspect}), {**down, **suspect}
-        verdict = node_checks.ask(self.scheduler, self.job, self.root, self.settings)
+        try:
+            verdict = node_checks.ask(self.scheduler, self.job, self.root, self.settings)
+        except SchedulerError as exc:
+            return Cause.APPLICATION, f"exit code {code}; the nodes could not be asked: {exc.message}", {}
         if verdict.refused:
             return Cause.STORAGE, f"{verdict.refused[1]} (every node; nobody is excluded)", {}
         if verdict.blamed:

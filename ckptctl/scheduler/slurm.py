@@ -106,6 +106,8 @@ class SlurmScheduler:
         When that step breaks (a slurmd is dead and Slurm does not know yet), the nodes without an answer are asked one by one.
         """
         end = time.monotonic() + deadline_s
+        if shutil.which("srun") is None:
+            raise SchedulerError("there is no srun here", hint="bind Slurm's commands into the container")
         states = self.nodes(job.nodes)
         well = [node for node in job.nodes if states[node] not in (NodeState.DOWN, NodeState.SUSPECT)]
         answers = {node: _no_answer(node, f"the node is {states[node].value}") for node in job.nodes if node not in well}

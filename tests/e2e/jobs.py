@@ -37,7 +37,8 @@ class ExampleJob:
     extra: str = ""
     root: str = ""
     options: tuple[str, ...] = ()
-    run_options: str = ""
+    edit: tuple[str, str] = ("", "")
+    """What to replace in the batch script, and by what."""
     env: dict[str, str] = field(default_factory=dict)
     id: int = 0
     released: dict[int, float] = field(default_factory=dict)
@@ -57,9 +58,7 @@ class ExampleJob:
             "PYTHONDONTWRITEBYTECODE": "1",
             **self.env,
         }
-        script = (EXAMPLES / "train.sbatch").read_text()
-        if self.run_options:
-            script = script.replace("ckptctl run", f"ckptctl run {self.run_options}")
+        script = (EXAMPLES / "train.sbatch").read_text().replace(*self.edit) if self.edit[0] else EXAMPLES / "train.sbatch"
         self.id = self.cluster.sbatch(script, f"--nodes={self.nodes}", *self.options, env=env)
         return self
 
