@@ -157,6 +157,8 @@ def _refuse_live(repository: Repository, newest: int, alive: Alive, options: Sta
     holder = repository.generation(newest)
     state = alive(holder)
     why = "it is running"
+    if state is None and any(event.generation == newest for event in repository.journal.events(journal.DECISION)):
+        state = False  # its own `run` has recorded how it ended
     if state is None:
         silent = time.time() - _last_sign(repository, holder)
         state = silent < options.silent_s

@@ -76,6 +76,14 @@ def test_a_holder_nobody_knows_counts_as_alive_until_it_has_been_silent_long_eno
     assert begin(root, job="18", alive=unknown, options=StartOptions(silent_s=0.0, settle_s=0)).generation == 2
 
 
+def test_a_holder_nobody_knows_that_recorded_its_own_end_is_gone(root: Path) -> None:
+    begin(root, job="17")
+    Repository(root).journal.write(journal.DECISION, 1, 0, action="stop", cause="finished")
+    assert begin(root, job="18", alive=lambda holder: None).generation == 2
+    with pytest.raises(RootInUse):
+        begin(root, job="19", alive=lambda holder: None)
+
+
 def test_a_recorded_step_that_is_not_to_be_found_is_a_storage_fault(root: Path) -> None:
     run = begin(root)
     for step in (4, 8):
