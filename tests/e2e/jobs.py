@@ -37,7 +37,7 @@ class ExampleJob:
     extra: str = ""
     root: str = ""
     options: tuple[str, ...] = ()
-    edit: tuple[str, str] = ("", "")
+    edits: dict[str, str] = field(default_factory=dict)
     """What to replace in the batch script, and by what."""
     env: dict[str, str] = field(default_factory=dict)
     id: int = 0
@@ -58,7 +58,10 @@ class ExampleJob:
             "PYTHONDONTWRITEBYTECODE": "1",
             **self.env,
         }
-        script = (EXAMPLES / "train.sbatch").read_text().replace(*self.edit) if self.edit[0] else EXAMPLES / "train.sbatch"
+        script = (EXAMPLES / "train.sbatch").read_text()
+        for old, new in self.edits.items():
+            assert old in script
+            script = script.replace(old, new)
         self.id = self.cluster.sbatch(script, f"--nodes={self.nodes}", *self.options, env=env)
         return self
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import signal
 import sys
@@ -28,6 +29,12 @@ def undisturbed(cluster: Cluster) -> ExampleJob:
     record = job.follow()
     assert record["JobState"] == "COMPLETED", job.output
     return job
+
+
+def node_failures(cluster: Cluster, job: ExampleJob) -> list[str]:
+    """Return what slurmctld's log says of node failures that took this job."""
+    lines = (cluster.logs / "slurmctld.log").read_text(errors="replace").splitlines()
+    return [line for line in lines if f"JobId={job.id} " in line and re.search("failure of node|on failed node", line)]
 
 
 def import_s(cluster: Cluster) -> float:
@@ -57,8 +64,11 @@ def test_a_a_lost_node_in_the_middle_of_a_save(cluster: Cluster, undisturbed: Ex
     assert any(name.startswith("staging-g0001") for name in job.quarantine())
     assert job.fingerprint == undisturbed.fingerprint
     assert second.last_complete == STEPS
-    way = "run decided" if first.cause == "node" else "Slurm took the job"
-    print(f"scenario a: {way}; {first.cause}: {first.reason}")
+    if first.cause == "node":
+        print(f"scenario a: run decided: {first.reason}")
+    else:
+        (line,) = node_failures(cluster, job)
+        print(f"scenario a: Slurm took the job: {line}")
     restart = max(job.released)
     first_step = min(entry["time"] for entry in job.logged() if entry["time"] > job.released[restart])
     print(
@@ -82,9 +92,7 @@ def test_a2_a_node_that_loses_its_mount_in_mid_run(cluster: Cluster, undisturbed
     assert victim in job.excluded()
     assert victim not in second.nodes
     assert job.fingerprint == undisturbed.fingerprint
-    mine = [line.lower() for line in cluster.slurmctld_log().splitlines() if f"JobId={job.id}" in line]
-    failures = [line for line in mine if "node failure" in line]
-    assert not failures, "run decides while RUNNING; Slurm saw no node fail"
+    assert not node_failures(cluster, job), "run decides while RUNNING; Slurm saw no node fail"
 
 
 @pytest.mark.parametrize(
@@ -132,6 +140,7 @@ def test_c_the_batch_host_dies(cluster: Cluster, undisturbed: ExampleJob) -> Non
     assert record["JobState"] == "COMPLETED", job.output
     first, second = job.incarnations()
     assert first.cause.startswith("taken by the scheduler"), "run died with its host: only Slurm could decide"
+    assert node_failures(cluster, job)
     assert host not in second.nodes
     assert second.resumed >= 8
     assert job.fingerprint == undisturbed.fingerprint
@@ -240,7 +249,7 @@ def test_h_the_same_script_twice_is_refused_and_the_first_trains_on(cluster: Clu
 def test_h_a_trainer_that_finds_itself_fenced_stops_at_once(cluster: Cluster) -> None:
     first = ExampleJob(cluster, "h3", nodes=2, step_s=0.3, steps=400, root="/shared/h3").submit()
     first.wait_until("a checkpoint", lambda: first.repository.exists and first.repository.folders())
-    second = ExampleJob(cluster, "h4", nodes=2, root="/shared/h3", edit=("ckptctl run", "ckptctl run --take-over")).submit()
+    second = ExampleJob(cluster, "h4", nodes=2, root="/shared/h3", edits={"ckptctl run": "ckptctl run --take-over"}).submit()
     record = first.follow()
     assert (record["JobState"], record["Restarts"]) == ("FAILED", "0"), first.output
     assert "generation 1 is fenced: generation 2 has taken over" in first.output
@@ -271,14 +280,14 @@ def test_a_signal_to_the_batch_script_stops_saves_requeues_and_goes_on(cluster: 
 def test_a_job_that_cannot_be_requeued_says_so_at_start_and_fails(cluster: Cluster) -> None:
     job = ExampleJob(cluster, "no-requeue", extra="--fail-at 6", options=("--no-requeue",)).submit()
     record = job.follow()
-    assert (record["JobState"], record["Restarts"], record["ExitCode"]) == ("FAILED", "0", "1:0"), job.output
+    assert (record["JobState"], record["Restarts"]) == ("FAILED", "0"), job.output
     assert "will NOT be able to requeue this job: the job was submitted without requeue; add #SBATCH --requeue" in job.output
     assert job.incarnations()[0].last_complete == 4
 
 
 def test_without_slurms_commands_as_in_a_container_it_says_so_and_trains(cluster: Cluster, undisturbed: ExampleJob) -> None:
-    path = str(Path(sys.executable).parent)
-    job = ExampleJob(cluster, "container", edit=("    srun ", "    /usr/bin/srun "), env={"PATH": path}).submit()
+    edits = {"exec ckptctl": f"export PATH={Path(sys.executable).parent}\nexec ckptctl", "    srun ": "    /usr/bin/srun "}
+    job = ExampleJob(cluster, "container", edits=edits).submit()
     record = job.follow()
     assert record["JobState"] == "COMPLETED", job.output
     assert "will NOT be able to requeue this job: there is no scontrol here; run ckptctl outside the container" in job.output
