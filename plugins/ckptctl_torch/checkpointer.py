@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
 import os
 import signal
@@ -29,6 +30,8 @@ from ckptctl_torch.image import ImagePlan
 
 _STOP, _FENCED = 1, 2
 _FENCE_CHECK_S = 10.0
+_ALONE: dict[str, Any] = {"no_dist": True} if "no_dist" in inspect.signature(dcp_load).parameters else {}
+"""How DCP is told that there is no process group: by word, or (torch 2.6) by there being none."""
 
 
 class Checkpointer:
@@ -184,7 +187,7 @@ class Checkpointer:
             storage_reader=reader,
             planner=DefaultLoadPlanner(allow_partial_load=bool(self._allow_missing)),
             process_group=self.group.group,
-            no_dist=self.group.group is None,
+            **_ALONE if self.group.group is None else {},
         )
         captured = template.pop(own, None)
         states.restore(state, template)
