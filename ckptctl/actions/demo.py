@@ -15,10 +15,11 @@ from pathlib import Path
 from ckptctl.actions import inspect
 from ckptctl.actions.check import CheckResult, check
 from ckptctl.errors import CkptctlError, DeadlineExceeded, PlacementRefused, PluginBroken, UsageError
+from ckptctl.model.checkpoint import PROOF
 from ckptctl.model.job import Job, JobState
 from ckptctl.model.verdict import Placement
 from ckptctl.scheduler.local_controller import LocalCluster
-from ckptctl.storage.repository import PROOF, Repository
+from ckptctl.storage.repository import Repository
 
 NODES, RANKS_PER_NODE, SAVE_EVERY = 2, 2, 4
 _DEADLINE_S = 300.0

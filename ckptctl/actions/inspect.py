@@ -11,7 +11,8 @@ from ckptctl.model.manifest import Manifest, Skipped
 from ckptctl.model.verdict import Completeness, Grade
 from ckptctl.saving.posix import digest_file
 from ckptctl.storage import journal
-from ckptctl.storage.repository import Committed, Repository, Unbelieved, verify_bytes
+from ckptctl.storage.contents import verify_bytes
+from ckptctl.storage.repository import Committed, Repository, Unbelieved
 from ckptctl.storage.start import choose
 
 

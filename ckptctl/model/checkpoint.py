@@ -5,6 +5,9 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+PROOF = ".ckptctl"
+"""Folder of proof: in the checkpoint root, and in every checkpoint."""
+
 _STEP = re.compile(r"step-(\d{8,})\.g(\d{4,})")
 _STAGED = re.compile(r"step-(\d{8,})")
 _GENERATION = re.compile(r"g(\d{4,})")

@@ -23,10 +23,10 @@ from ckptctl.errors import (
 )
 from ckptctl.interfaces import Engine
 from ckptctl.model import codec
-from ckptctl.model.checkpoint import CheckpointId, staged_name
+from ckptctl.model.checkpoint import PROOF, CheckpointId, staged_name
 from ckptctl.model.manifest import Commit, RankReceipt, Receipt, SavePlan
 from ckptctl.storage import files, journal
-from ckptctl.storage.repository import PROOF, Committed, Repository
+from ckptctl.storage.repository import Committed, Repository
 from ckptctl.storage.start import Started
 
 _VARIABLES = {

@@ -18,31 +18,26 @@ import os
 import re
 import secrets
 import time
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from ckptctl.errors import DamagedCheckpoint, Fenced, ManifestTooNew, SaveFailed, StepTaken, StorageFault
 from ckptctl.model import codec
-from ckptctl.model.checkpoint import CheckpointId, generation_name, staged_name
+from ckptctl.model.checkpoint import PROOF, CheckpointId, generation_name, staged_name
 from ckptctl.model.manifest import (
     Commit,
-    FileEntry,
     Generation,
     Lineage,
     Manifest,
-    RankEntry,
     Receipt,
     ResumePoint,
     SavePlan,
 )
 from ckptctl.policy import retention
 from ckptctl.policy.selection import Fence, newest_first
-from ckptctl.storage import files, mounts
+from ckptctl.storage import contents, files
 from ckptctl.storage.journal import COMMIT, PRUNE, Journal
 
-PROOF = ".ckptctl"
-"""Folder of proof: in the checkpoint root, and in every checkpoint."""
 _TOKEN = re.compile(r"(\d{4,})\.json")
 _RESUME = re.compile(r"(\d{4,})\.resume\.json")
 _MANIFEST = re.compile(r"MANIFEST\.[0-9a-f]{16}\.json")
@@ -224,7 +219,7 @@ class Repository:
     def check_sizes(self, checkpoint: Committed) -> Manifest:
         """Check that every file of the manifest has its size. Raises `DamagedCheckpoint` naming the first that hasn't."""
         manifest = self.manifest(checkpoint)
-        problem = next(iter(_size_problems(checkpoint.path, manifest.files)), "")
+        problem = next(iter(contents.size_problems(checkpoint.path, manifest.files)), "")
         if problem:
             raise DamagedCheckpoint(problem, context=checkpoint.path, hint="an older checkpoint is chosen instead")
         return manifest
@@ -325,7 +320,7 @@ class Repository:
         next start recovers or sets aside. `generation` differs from the plan's in a recovery. Raises `SaveFailed`, `Fenced`.
         """
         owner = generation or plan.generation
-        manifest = self._manifest_of(staging, plan, receipts, owner, sequence or plan.sequence, tool)
+        manifest = contents.manifest_of(staging, plan, receipts, owner, sequence or plan.sequence, tool)
         proof = os.path.join(staging, PROOF)
         if not os.path.lexists(os.path.join(staging, ".metadata")):
             files.move(os.path.join(proof, "dcp-metadata"), os.path.join(staging, ".metadata"))
@@ -361,50 +356,6 @@ class Repository:
             raise
         self.journal.write(COMMIT, owner, commit.step, folder=checkpoint.folder, recovered_from=manifest.recovered_from)
         return Committed(checkpoint, final, commit)
-
-    def _manifest_of(
-        self, staging: str, plan: SavePlan, receipts: list[Receipt], owner: int, sequence: int, tool: str
-    ) -> Manifest:
-        entries: list[FileEntry] = []
-        ranks: list[RankEntry] = []
-        for receipt in receipts:
-            for rank in receipt.ranks:
-                entries += [FileEntry(file.name, file.size_bytes, file.digest) for file in rank.files]
-                route = "+".join(sorted({file.route for file in rank.files}))
-                ranks.append(RankEntry(rank.rank, receipt.node, rank.engine, route, rank.write_ms, rank.stall_ms))
-        expected = sorted(rank for on_node in plan.nodes.values() for rank in on_node)
-        if sorted(entry.rank for entry in ranks) != expected or expected != list(range(plan.world_size)) or not expected:
-            raise SaveFailed(
-                f"the receipts of step {plan.step} are not one per rank of a world of {plan.world_size}", context=staging
-            )
-        problem = next(iter(_size_problems(staging, entries)), "")
-        if problem:
-            raise SaveFailed(f"step {plan.step}: {problem}", context=staging, hint="the storage lost bytes it had fsynced")
-        metadata = os.path.join(staging, ".metadata")
-        if not os.path.lexists(metadata):
-            metadata = os.path.join(staging, PROOF, "dcp-metadata")
-        try:
-            body = files.read(metadata)
-        except StorageFault as exc:
-            if not isinstance(exc.__cause__, FileNotFoundError):
-                raise
-            raise SaveFailed(f"step {plan.step}: its .metadata was never written", context=staging) from exc
-        entries.append(FileEntry(".metadata", len(body), "sha256:" + codec.digest(body)))
-        return Manifest(
-            lineage=plan.lineage,
-            generation=owner,
-            step=plan.step,
-            sequence=sequence,
-            world_size=plan.world_size,
-            files=tuple(sorted(entries, key=lambda entry: entry.path)),
-            ranks=tuple(sorted(ranks, key=lambda entry: entry.rank)),
-            filesystem=mounts.identity(staging),
-            job=plan.job,
-            started_ms=plan.started_ms,
-            committed_ms=_now_ms(),
-            recovered_from=plan.generation if owner != plan.generation else 0,
-            tool=tool,
-        )
 
     # --- setting aside and pruning -------------------------------------------------------------------------------
 
@@ -459,44 +410,6 @@ class Repository:
             return codec.decode(SavePlan, files.read(path), path)
         except (StorageFault, DamagedCheckpoint):
             return None
-
-
-def verify_bytes(path: str, manifest: Manifest, digest_file: Callable[[str], tuple[int, str]], *, jobs: int = 4) -> list[str]:
-    """Read every file and compare its digest with the manifest's; returns one line per file that differs.
-
-    `digest_file` returns size and digest of a file in the form the manifest has them (crc32c blocks).
-    """
-
-    def check(entry: FileEntry) -> str:
-        full = os.path.join(path, entry.path)
-        if entry.digest.startswith("sha256:"):
-            data = files.read(full)
-            size, found = len(data), "sha256:" + codec.digest(data)
-        else:
-            size, found = digest_file(full)
-        if size != entry.size_bytes:
-            return f"{entry.path}: {size} bytes where {entry.size_bytes} were committed"
-        return "" if found == entry.digest else f"{entry.path}: its bytes are not those that were committed"
-
-    with ThreadPoolExecutor(max_workers=max(1, jobs)) as pool:
-        return [line for line in pool.map(check, manifest.files) if line]
-
-
-def _size_problems(path: str, entries: list[FileEntry] | tuple[FileEntry, ...]) -> Iterator[str]:
-    def check(entry: FileEntry) -> str:
-        try:
-            size = os.stat(os.path.join(path, entry.path)).st_size
-        except FileNotFoundError:
-            return f"{entry.path} is missing"
-        except OSError as exc:
-            raise files.as_ours(exc, os.path.join(path, entry.path), "look at") from exc
-        return "" if size == entry.size_bytes else f"{entry.path} has {size} bytes where {entry.size_bytes} were written"
-
-    if len(entries) < 32:
-        yield from filter(None, map(check, entries))
-        return
-    with ThreadPoolExecutor(max_workers=16) as pool:
-        yield from filter(None, pool.map(check, entries))
 
 
 def _sweep_order(name: str) -> tuple[int, str]:

@@ -24,11 +24,11 @@ from ckptctl.errors import (
     StepTaken,
     StorageFault,
 )
-from ckptctl.model.checkpoint import CheckpointId, generation_name, parse_generation, parse_staged, staged_name
+from ckptctl.model.checkpoint import PROOF, CheckpointId, generation_name, parse_generation, parse_staged, staged_name
 from ckptctl.model.manifest import FilesystemIdentity, Generation, Receipt, ResumePoint, SavePlan, Skipped
 from ckptctl.policy.selection import Fence
 from ckptctl.storage import files, journal
-from ckptctl.storage.repository import PROOF, Committed, Repository, Unbelieved, with_generation
+from ckptctl.storage.repository import Committed, Repository, Unbelieved, with_generation
 
 Alive = Callable[[Generation], "bool | None"]
 """Says whether a generation's job is another job that is alive; None when nobody can say."""

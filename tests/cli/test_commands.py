@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from ckptctl.storage.repository import PROOF
+from ckptctl.model.checkpoint import PROOF
 from tests.support.lineage import begin
 
 ENVIRONMENT = {name: value for name, value in os.environ.items() if not name.startswith(("CKPTCTL_", "SLURM_"))}

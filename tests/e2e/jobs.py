@@ -11,8 +11,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ckptctl.actions import inspect
+from ckptctl.model.checkpoint import PROOF
 from ckptctl.scheduler import slurm_text
-from ckptctl.storage.repository import PROOF, Repository
+from ckptctl.storage.repository import Repository
 from tests.support.cluster import Cluster
 from tests.support.processes import wait_for
 

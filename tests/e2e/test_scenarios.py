@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from ckptctl.actions import inspect
+from ckptctl.model.checkpoint import PROOF
 from ckptctl.model.verdict import Completeness
-from ckptctl.storage.repository import PROOF
 from tests.e2e.jobs import SAVE_EVERY, STEPS, ExampleJob
 from tests.support.cluster import Cluster
 from tests.support.processes import wait_for

@@ -6,11 +6,12 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from ckptctl.model.checkpoint import PROOF
 from ckptctl.model.manifest import Generation, RankReceipt, SavePlan
 from ckptctl.saving.posix import PosixEngine, aligned_buffer
 from ckptctl.saving.session import Incarnation, SaveSettings, Session
 from ckptctl.storage import start
-from ckptctl.storage.repository import PROOF, Committed, Repository
+from ckptctl.storage.repository import Committed, Repository
 
 NODES = ("n1", "n2")
 

@@ -20,10 +20,11 @@ import pytest
 
 from ckptctl.actions import inspect
 from ckptctl.errors import SaveFailed
+from ckptctl.model.checkpoint import PROOF
 from ckptctl.model.verdict import Completeness
 from ckptctl.saving.session import SaveSettings
 from ckptctl.storage import files
-from ckptctl.storage.repository import PROOF, Repository
+from ckptctl.storage.repository import Repository
 from ckptctl.storage.start import choose
 from tests.support.lineage import Run, begin
 from tests.support.processes import wait_for

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from ckptctl.errors import NotShared, SettingsInvalid
+from ckptctl.model.checkpoint import PROOF
 from ckptctl.saving.posix import PosixEngine
 from ckptctl.saving.session import Incarnation, SaveSettings, Session
 from ckptctl.storage import journal
-from ckptctl.storage.repository import PROOF
 from tests.support.lineage import begin
 
 

@@ -13,12 +13,13 @@ import pytest
 
 from ckptctl.errors import DamagedCheckpoint, Fenced, ManifestTooNew, SaveFailed, StepTaken, StorageFault
 from ckptctl.model import codec
-from ckptctl.model.checkpoint import CheckpointId
+from ckptctl.model.checkpoint import PROOF, CheckpointId
 from ckptctl.model.manifest import Lineage
 from ckptctl.saving.posix import digest_file
 from ckptctl.saving.session import SaveSettings
 from ckptctl.storage import files
-from ckptctl.storage.repository import PROOF, Committed, Repository, Unbelieved, verify_bytes
+from ckptctl.storage.contents import verify_bytes
+from ckptctl.storage.repository import Committed, Repository, Unbelieved
 from tests.support import lineage
 from tests.support.lineage import begin, folders, quarantine
 

@@ -11,10 +11,11 @@ import pytest
 
 from ckptctl.actions import inspect
 from ckptctl.errors import Fenced, NoCheckpoint, RootInUse, StorageFault
+from ckptctl.model.checkpoint import PROOF
 from ckptctl.model.manifest import Generation
 from ckptctl.model.verdict import Completeness
 from ckptctl.storage import files, journal
-from ckptctl.storage.repository import PROOF, Repository
+from ckptctl.storage.repository import Repository
 from ckptctl.storage.start import StartOptions, choose
 from tests.support.lineage import begin, folders, quarantine
 
