@@ -13,8 +13,8 @@ from types import FrameType
 
 from ckptctl import __version__, events
 from ckptctl.actions import nodes as node_checks
+from ckptctl.actions.ending import Observer
 from ckptctl.errors import (
-    EXIT_NEVER_RESTART,
     EXIT_REQUEUE_ME,
     CkptctlError,
     NotShared,
@@ -26,7 +26,6 @@ from ckptctl.interfaces import Launch, Scheduler
 from ckptctl.model.job import Ability, Action, Cause, Decision, Job, JobState, NodeState
 from ckptctl.model.manifest import Generation
 from ckptctl.policy import nodes as node_policy
-from ckptctl.policy import requeue
 from ckptctl.policy.nodes import NodesVerdict
 from ckptctl.saving.session import Incarnation
 from ckptctl.settings import Settings
@@ -96,6 +95,7 @@ class _Run:
         self.settings = request.settings
         self.root = expand_root(request.root, job)
         self.repository = Repository(self.root)
+        self.observer = Observer(scheduler, job, self.repository, request.settings)
         self.ability = Ability(False, "not asked yet")
         self.signals: list[int] = []
         self.launch: Launch | None = None
@@ -122,7 +122,11 @@ class _Run:
                 self.launch.signal(number)
             code, blamed = self._watch(self.launch)
             events.emit(events.LAUNCH, f"the command ended with {code} after {time.monotonic() - launched:.1f} s", code=code)
-            return self._finish(started, code, blamed)
+            ending = self.observer.decide(started, code, self.signals, blamed)
+            point = started.point
+            return self._act(
+                ending.decision, ending.code, generation=point.generation, step=ending.last_complete, resumed=point.step
+            )
 
     # --- before the launch ---------------------------------------------------------------------------------------
 
@@ -285,7 +289,7 @@ class _Run:
             if time.monotonic() >= next_look:
                 next_look = time.monotonic() + self.settings.node_poll_s
                 lost = self._lost_nodes(suspect_since)
-                if lost and self._still_ours():
+                if lost and self.observer.state() is JobState.RUNNING:  # else its fate is not ours to decide
                     events.emit(events.NODE_STATE, node_policy.name_them(lost), level=logging.ERROR, nodes=list(lost))
                     launch.end(self.settings.end_grace_s)
                     code = launch.poll()
@@ -293,12 +297,8 @@ class _Run:
             time.sleep(_POLL_S)
 
     def _lost_nodes(self, suspect_since: dict[str, float]) -> dict[str, str]:
-        try:
-            states = self.scheduler.nodes(self.job.nodes)
-        except SchedulerError:
-            return {}  # the controller is away: training goes on, and so does the watch
         now, lost = time.monotonic(), {}
-        for node, state in states.items():
+        for node, state in self.observer.node_states().items():  # none while the controller is away: training goes on
             if state is NodeState.DOWN:
                 lost[node] = "is DOWN"
             elif state is NodeState.SUSPECT:
@@ -309,93 +309,7 @@ class _Run:
                 suspect_since.pop(node, None)
         return lost
 
-    def _state(self) -> JobState:
-        try:
-            found = self.scheduler.job(self.job.id)
-        except SchedulerError:
-            return JobState.UNKNOWN
-        if found is None:
-            return JobState.UNKNOWN
-        return JobState.PENDING if found.restart > self.job.restart else found.state
-
-    def _still_ours(self) -> bool:
-        """Whether the job is RUNNING this incarnation, so that its fate is ours to decide."""
-        return self._state() is JobState.RUNNING
-
     # --- after it ended ------------------------------------------------------------------------------------------
-
-    def _finish(self, started: start.Started, code: int, blamed: dict[str, str]) -> RunResult:
-        generation, resumed = started.point.generation, started.point.step
-        cause, detail, blamed = self._cause(generation, code, blamed)
-        if cause is Cause.NEVER_RESTART:
-            code = EXIT_NEVER_RESTART  # a launcher that killed the other ranks tells of the kill instead
-        last = max(resumed, self._last_complete()) if cause is not Cause.TAKEN else resumed
-        budgets = requeue.Budgets(self.settings.budget_application, self.settings.budget_infrastructure)
-        decision = requeue.decide(
-            requeue.Ended(cause, resumed, last), self._earlier(), budgets, blamed=tuple(blamed), detail=detail
-        )
-        return self._act(decision, code, generation=generation, step=last, resumed=resumed)
-
-    def _last_complete(self) -> int:
-        """Return the last complete step as far as this node can see; 0 when its own mount is gone: the next start will know."""
-        try:
-            return next((found.id.step for found in self.repository.complete()), 0)
-        except CkptctlError:
-            return 0
-
-    def _cause(self, generation: int, code: int, blamed: dict[str, str]) -> tuple[Cause, str, dict[str, str]]:
-        state = self._state()
-        if state not in (JobState.RUNNING, JobState.UNKNOWN):
-            return Cause.TAKEN, f"its state is {state.value}", {}
-        if state is JobState.UNKNOWN and self.signals:
-            return Cause.TAKEN, "the controller does not answer, and a signal came", {}
-        try:
-            if self.repository.newest_generation() > generation:
-                return Cause.FENCED, f"generation {self.repository.newest_generation()}", {}
-            words = self.repository.journal.events(journal.STOPPED, journal.NEVER)
-            said = {event.name for event in words if event.generation == generation}
-        except CkptctlError:
-            said = set()  # this node's mount is gone too; the nodes' answers below say so
-        if code == 0:
-            if journal.STOPPED not in said:
-                return Cause.FINISHED, "", {}
-            names = sorted({signal.Signals(number).name for number in self.signals})
-            return Cause.STOPPED, ", ".join(names), {}
-        if code == EXIT_NEVER_RESTART or journal.NEVER in said:
-            return Cause.NEVER_RESTART, "", {}
-        if blamed:
-            return Cause.NODE, node_policy.name_them(blamed), blamed
-        down = {node: "is DOWN" for node, state in self._node_states().items() if state is NodeState.DOWN}
-        suspect = {node: "does not respond" for node, state in self._node_states().items() if state is NodeState.SUSPECT}
-        if down or suspect:
-            return Cause.NODE, node_policy.name_them({**down, **suspect}), {**down, **suspect}
-        try:
-            verdict = node_checks.ask(self.scheduler, self.job, self.root, self.settings)
-        except SchedulerError as exc:
-            return Cause.APPLICATION, f"exit code {code}; the nodes could not be asked: {exc.message}", {}
-        if verdict.refused:
-            return Cause.STORAGE, f"{verdict.refused[1]} (every node; nobody is excluded)", {}
-        if verdict.blamed:
-            return Cause.STORAGE, node_policy.name_them(verdict.blamed), dict(verdict.blamed)
-        return Cause.APPLICATION, f"exit code {code}", {}
-
-    def _node_states(self) -> dict[str, NodeState]:
-        try:
-            return self.scheduler.nodes(self.job.nodes)
-        except SchedulerError:
-            return {}
-
-    def _earlier(self) -> list[requeue.Ended]:
-        found = []
-        try:
-            decisions = self.repository.journal.events(journal.DECISION)
-        except CkptctlError:
-            return []
-        for event in decisions:
-            facts = self.repository.journal.facts(event)
-            if facts.get("job") == self.job.id and facts.get("cause") in set(Cause):
-                found.append(requeue.Ended(Cause(facts["cause"]), int(facts.get("resumed", 0)), event.step))
-        return found
 
     def _act(self, decision: Decision, code: int, *, generation: int, step: int, resumed: int = 0) -> RunResult:
         """Carry a decision out: journal first, then the scheduler, then the exclusion. Every call may be repeated."""
