@@ -139,6 +139,7 @@ class _Scene:
         self.accept = accept
         base.mkdir()
         self._changes: list[tuple[float, Job]] = []
+        self._old_log = 0
 
     def play(self, cluster: LocalCluster, disturb: _Killer | None) -> str:
         """Run the job to its end and return the fingerprint of its parameters."""
@@ -156,12 +157,13 @@ class _Scene:
             job = cluster.job(job_id)
             if not self._changes or self._changes[-1][1].restart != job.restart:
                 self._changes.append((time.monotonic(), job))
-            step = self._step()
-            if (job.restart, step) != shown:
+                self._old_log = os.path.getsize(self.log) if self.log.exists() else 0
+            step = self._step(job.restart + 1)
+            if step is not None and (job.restart, step) != shown:
                 shown = (job.restart, step)
                 self.tell(DemoEvent(self.name, job.restart, step, self.steps))
             if disturb is not None and disturb.look(job):
-                self.tell(DemoEvent(self.name, job.restart, step, self.steps, disturb.said))
+                self.tell(DemoEvent(self.name, job.restart, disturb.step, self.steps, disturb.said))
             if job.state not in (JobState.PENDING, JobState.RUNNING, JobState.COMPLETING):
                 break
             if time.monotonic() > deadline:
@@ -180,14 +182,16 @@ class _Scene:
             )
         return str(json.loads(self.result.read_text())["fingerprint"])
 
-    def _step(self) -> int:
+    def _step(self, generation: int) -> int | None:
+        """Return the step that this incarnation is at: what it resumed from until it has trained one; None before that."""
         try:
             with open(self.log, "rb") as file:
-                file.seek(max(0, os.path.getsize(self.log) - 400))
+                file.seek(max(self._old_log, os.path.getsize(self.log) - 400))
                 lines = file.read().splitlines()
             return int(json.loads(lines[-1])["step"])
         except (OSError, ValueError, IndexError):
-            return 0
+            point = Repository(self.root).resume_point()
+            return point.step if point is not None and point.generation == generation else None
 
     def table(self) -> tuple[DemoIncarnation, ...]:
         """Return the incarnations as the checkpoint root's journal and the training's own log tell them."""
