@@ -68,6 +68,15 @@ class Scheduler(Protocol):
     def launch(self, job: Job, argv: Sequence[str], env: Mapping[str, str]) -> Launch:
         """Start the training command of `job` with `env` added to the environment."""
 
+    def run_on(self, partition: str, argv: Sequence[str], *, nodes: int) -> int:
+        """Run `argv` once, on the first of `nodes` nodes of a partition, in a job of its own; its output is ours.
+
+        Returns the exit code. Raises `UsageError` where there are no partitions, `SchedulerError` when no job can be made.
+        """
+
+    def host_list(self, nodes: Sequence[str]) -> str:
+        """Return nodes as the scheduler's commands take them, for advice to people."""
+
     def can_requeue(self, job: Job) -> Ability:
         """Say whether `requeue` is going to work for this job, from here."""
 

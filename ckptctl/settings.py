@@ -28,6 +28,7 @@ class Settings:
     settle_s: float = 5.0
     silent_s: float = 900.0
     probe_deadline_s: float = 60.0
+    visible_s: float = 90.0
     node_poll_s: float = 2.0
     suspect_grace_s: float = 60.0
     end_grace_s: float = 10.0

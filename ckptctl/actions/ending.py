@@ -96,6 +96,11 @@ class Observer:
             return Cause.APPLICATION, f"exit code {code}; the nodes could not be asked: {exc.message}", {}
         if verdict.refused:
             return Cause.STORAGE, f"{verdict.refused[1]} (every node; nobody is excluded)", {}
+        if 2 * len(verdict.blamed) > len(self.job.nodes):
+            reason = (
+                f"{node_policy.name_them(verdict.blamed)} (most of the nodes: the file system is at fault, nobody is excluded)"
+            )
+            return Cause.STORAGE, reason, {}
         if verdict.blamed:
             return Cause.STORAGE, node_policy.name_them(verdict.blamed), verdict.blamed
         return Cause.APPLICATION, f"exit code {code}", {}

@@ -1,13 +1,12 @@
-"""Asks every node of a job about the checkpoint root, and proves that they share it."""
+"""Asks every node of a job about the checkpoint root."""
 
 from __future__ import annotations
 
 import json
 import logging
 import os
-import secrets
 import sys
-from collections.abc import Mapping
+from collections.abc import Sequence
 from typing import Any
 
 from ckptctl import errors, events
@@ -18,7 +17,7 @@ from ckptctl.model.job import Job
 from ckptctl.policy import nodes as node_policy
 from ckptctl.policy.nodes import NodesVerdict
 from ckptctl.settings import Settings
-from ckptctl.storage import files, mounts
+from ckptctl.storage import mounts
 from ckptctl.storage.start import Started
 
 
@@ -31,7 +30,7 @@ def ask(scheduler: Scheduler, job: Job, root: str, settings: Settings) -> NodesV
         argv.append("--single-machine")
     if temporary := os.environ.get("TMPDIR"):
         argv += ["--temporary", temporary]
-    answers, silent = _collect(scheduler, job, argv, settings)
+    answers, silent = collect(scheduler, job, argv, settings.probe_deadline_s)
     return node_policy.judge(answers, silent)
 
 
@@ -46,30 +45,6 @@ def ask_here(scheduler: Scheduler, root: str, settings: Settings) -> NodesVerdic
         temporary_dirs=(temporary,) if temporary else (),
     )
     return node_policy.judge({scheduler.this_node().name: answer}, {})
-
-
-def prove(scheduler: Scheduler, job: Job, root: str, settings: Settings, verdict: NodesVerdict) -> NodesVerdict:
-    """Prove that all nodes share the folder: one nonce is written here and read on every node.
-
-    The file lies in the root, or in its nearest existing parent when the root does not exist yet, and is removed again.
-    """
-    if scheduler.capabilities.single_machine or len(job.nodes) < 2:
-        return verdict
-    folder = root
-    while not os.path.isdir(folder):
-        folder = os.path.dirname(folder)
-    nonce = secrets.token_hex(16)
-    path = os.path.join(folder, f".ckptctl-proof-{nonce[:8]}")
-    files.create_in_staging(path, nonce.encode())
-    try:
-        files.fsync_folder(folder)
-        argv = [sys.executable, "-m", "ckptctl.cli.probe", root, "--nonce-file", path]
-        answers, silent = _collect(scheduler, job, argv, settings)
-    finally:
-        os.unlink(path)
-    blamed = {node: f"no answer: {problem}" for node, problem in silent.items()}
-    blamed |= node_policy.majority({node: str(answer.get("nonce")) for node, answer in answers.items()}, nonce)
-    return NodesVerdict(blamed, None, f"{verdict.summary}, shared by proof")
 
 
 def refusal(verdict: NodesVerdict, root: str) -> CkptctlError:
@@ -100,17 +75,16 @@ def compare_volume(started: Started, root: str) -> None:
         )
 
 
-def _collect(
-    scheduler: Scheduler, job: Job, argv: list[str], settings: Settings
-) -> tuple[dict[str, Mapping[str, Any]], dict[str, str]]:
-    answers: dict[str, Mapping[str, Any]] = {}
+def collect(
+    scheduler: Scheduler, job: Job, argv: Sequence[str], deadline_s: float
+) -> tuple[dict[str, dict[str, Any]], dict[str, str]]:
+    """Run a probe on every node of the job; returns the JSON of those that answered, and the problems of the others."""
+    answers: dict[str, dict[str, Any]] = {}
     silent: dict[str, str] = {}
-    for answer in scheduler.ask_nodes(job, argv, deadline_s=settings.probe_deadline_s):
+    for answer in scheduler.ask_nodes(job, argv, deadline_s=deadline_s):
         try:
-            body = json.loads(answer.output.strip().splitlines()[-1])
+            answers[answer.node] = json.loads(answer.output.strip().splitlines()[-1])
         except (ValueError, IndexError):
             tail = answer.output.strip().splitlines()[-1:]
             silent[answer.node] = answer.problem or f"exit code {answer.exit_code}" + (f": {tail[0]}" if tail else "")
-            continue
-        answers[answer.node] = body
     return answers, silent

@@ -8,12 +8,13 @@ import signal
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import FrameType
 
 from ckptctl import __version__, events
 from ckptctl.actions import nodes as node_checks
 from ckptctl.actions.ending import Observer
+from ckptctl.actions.prove import prove
 from ckptctl.errors import (
     EXIT_REQUEUE_ME,
     CkptctlError,
@@ -27,6 +28,7 @@ from ckptctl.model.job import Ability, Action, Cause, Decision, Job, JobState, N
 from ckptctl.model.manifest import Generation
 from ckptctl.policy import nodes as node_policy
 from ckptctl.policy.nodes import NodesVerdict
+from ckptctl.policy.proof import Proof
 from ckptctl.saving.session import Incarnation
 from ckptctl.settings import Settings
 from ckptctl.storage import journal, start
@@ -167,9 +169,12 @@ class _Run:
                 level=logging.WARNING,
             )
             return node_checks.ask_here(self.scheduler, self.root, self.settings)
-        if verdict.fine:
-            verdict = node_checks.prove(self.scheduler, self.job, self.root, self.settings, verdict)
-        return verdict
+        if not verdict.fine or self.scheduler.capabilities.single_machine or len(self.job.nodes) < 2:
+            return verdict
+        found = prove(self.scheduler, self.job, self.root, self.settings).verdict
+        if found.proof is Proof.UNPROVED_SINGLE_NODE:
+            return replace(verdict, summary=f"{verdict.summary}; not proved: {found.reason}")
+        return NodesVerdict(found.blamed, None, f"{verdict.summary}, shared by proof")
 
     def _begin(self) -> start.Started:
         boots = {node.name: node.boot_id for node in [self.scheduler.this_node()]}
@@ -243,11 +248,14 @@ class _Run:
             raise NotShared(
                 f"single nodes are at fault: {reason}", context=self.root, hint=f"cannot requeue: {self.ability.reason}"
             )
-        decision = Decision(
-            Action.REQUEUE, Cause.REFUSED, f"refused before training on {len(blamed)} node(s): {reason}", tuple(blamed)
-        )
+        widespread = 2 * len(blamed) > len(self.job.nodes)
+        exclude = () if widespread else tuple(blamed)
+        why = f"refused before training on {len(blamed)} of {len(self.job.nodes)} node(s): {reason}"
+        if widespread:
+            why += " (most of the nodes: the file system is at fault, nobody is excluded)"
+        decision = Decision(Action.REQUEUE, Cause.REFUSED, why, exclude)
         if count > self.settings.budget_infrastructure:
-            decision = Decision(Action.HOLD, Cause.REFUSED, f"refused before training {count} times: {reason}", tuple(blamed))
+            decision = Decision(Action.HOLD, Cause.REFUSED, f"refused before training {count} times: {reason}", exclude)
         self.scheduler.set_comment(self.job, "ckptctl_refused", str(count))
         self.scheduler.set_comment(self.job, "ckptctl", reason)
         return self._act(decision, NotShared.exit_code, generation=0, step=0)

@@ -21,6 +21,7 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Accept = Annotated[
     str | None, typer.Option("--accept-class", help="Placement classes to accept beyond the rules, comma-separated.")
 ]
+On = Annotated[str | None, typer.Option("--on", help="Ask on compute nodes of this Slurm partition, in a job of its own.")]
 SchedulerName = Annotated[str, typer.Option("--scheduler", help="slurm, local, or auto.")]
 
 
@@ -46,11 +47,30 @@ def check(
         bool, typer.Option("--single-machine", help="Declare that all ranks run on this machine (scheduler local).")
     ] = False,
     accept_class: Accept = None,
+    on: On = None,
 ) -> None:
     """Say whether a checkpoint may live at PATH, and why. Exit 0, 10 (refused), 13 (space) or 14 (storage fault)."""
-    from ckptctl.cli import reports
+    from ckptctl.cli import proving, reports
 
+    if on:
+        _exit(lambda: proving.elsewhere(on, 1), as_json)
     _exit(lambda: reports.check(path, as_json, probe, single_machine, accept_class), as_json)
+
+
+@app.command()
+def prove(
+    path: Annotated[str, typer.Argument(help="The folder that all nodes of this job should share; it need not exist yet.")],
+    as_json: Json = False,
+    scheduler: SchedulerName = "auto",
+    on: On = None,
+    nodes: Annotated[int, typer.Option("--nodes", min=2, help="Nodes to ask, with --on.")] = 2,
+) -> None:
+    """Prove that all nodes of this job share PATH, or name those that don't. Exit 0, 11 (not shared) or 12 (inconclusive)."""
+    from ckptctl.cli import proving
+
+    if on:
+        _exit(lambda: proving.elsewhere(on, nodes), as_json)
+    _exit(lambda: proving.prove(path, scheduler, as_json), as_json)
 
 
 @app.command("list")

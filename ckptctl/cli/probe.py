@@ -8,46 +8,54 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from typing import Any
 
+from ckptctl import registry
 from ckptctl.actions.check import probe_node
-from ckptctl.checks.child import run_in_child
-from ckptctl.errors import CkptctlError
+from ckptctl.checks import proof
 from ckptctl.model.verdict import Placement
-from ckptctl.storage import files
+from ckptctl.policy.proof import peers
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Print this node's answer, or whether it reads the nonce in `--nonce-file`."""
+    """Print this node's answer: about a path, or its part in a proof (`checks.proof`)."""
     parser = argparse.ArgumentParser(prog="ckptctl probe", description=__doc__)
-    parser.add_argument("path")
-    parser.add_argument("--nonce-file", default="")
+    parser.add_argument("path", nargs="?", default="")
     parser.add_argument("--single-machine", action="store_true")
     parser.add_argument("--accept", action="append", default=[])
     parser.add_argument("--job", default=None)
     parser.add_argument("--temporary", action="append", default=[])
     parser.add_argument("--deadline", type=float, default=10.0)
+    parser.add_argument("--write-token", default="")
+    parser.add_argument("--read-tokens", default="")
+    parser.add_argument("--secret", default="")
+    parser.add_argument("--nodes", default="")
+    parser.add_argument("--writers", default="")
+    parser.add_argument("--visible", type=float, default=0.0)
+    parser.add_argument("--scheduler", default="auto")
     asked = parser.parse_args(argv)
-    if asked.nonce_file:
-        print(json.dumps({"nonce": _nonce(asked.nonce_file, asked.deadline)}))
-        return 0
-    answer = probe_node(
-        asked.path,
-        single_machine=asked.single_machine,
-        accept=frozenset(Placement(word) for word in asked.accept),
-        deadline_s=asked.deadline,
-        job_id=asked.job,
-        temporary_dirs=tuple(asked.temporary),
-    )
+    if asked.write_token or asked.read_tokens:
+        answer = _prove(asked)
+    else:
+        answer = probe_node(
+            asked.path,
+            single_machine=asked.single_machine,
+            accept=frozenset(Placement(word) for word in asked.accept),
+            deadline_s=asked.deadline,
+            job_id=asked.job,
+            temporary_dirs=tuple(asked.temporary),
+        )
     print(json.dumps(answer, sort_keys=True))
     return 0
 
 
-def _nonce(path: str, deadline_s: float) -> str:
-    try:
-        found = run_in_child(lambda: files.read(path).decode(), deadline_s=deadline_s)
-    except CkptctlError as exc:
-        return f"not read: {exc.message}"
-    return str(found)
+def _prove(asked: argparse.Namespace) -> dict[str, Any]:
+    me = registry.scheduler(asked.scheduler).this_node()
+    if asked.write_token:
+        return proof.write_token(asked.write_token, me.name, asked.secret, me.boot_id, deadline_s=asked.deadline)
+    writers = set(asked.writers.split(","))
+    wanted = [node for node in peers(me.name, asked.nodes.split(",")) if node in writers]
+    return proof.read_tokens(asked.read_tokens, wanted, asked.secret, visible_s=asked.visible, deadline_s=asked.deadline)
 
 
 if __name__ == "__main__":

@@ -62,11 +62,6 @@ def name_them(blamed: Mapping[str, str], limit: int = 5) -> str:
     return "; ".join(shown) + (f"; and {more} more" if more > 0 else "")
 
 
-def majority(views: Mapping[str, str], truth: str) -> dict[str, str]:
-    """Return the nodes whose view of a nonce is not the `truth`, with what they saw instead."""
-    return {node: f"does not share the folder: {view}" for node, view in views.items() if view != truth}
-
-
 def _fault(answer: Mapping[str, Any]) -> tuple[int, str, str] | None:
     if not answer["allowed"]:
         return (int(answer["exit_code"]) or 10, f"{answer['placement']}: {answer['reason']}", str(answer["remedy"]))

@@ -131,6 +131,14 @@ class LocalScheduler:
             launch = queue.add_launch(row, "task", argv, common, str(Path.cwd()), tasks, launcher=os.getpid())
             return LocalLaunch(queue.path.parent, launch, self._boot_id)
 
+    def run_on(self, partition: str, argv: Sequence[str], *, nodes: int) -> int:  # noqa: ARG002 - there are none
+        """Raise `UsageError`: all nodes are this machine."""
+        raise UsageError(f"there is no partition {partition}: all local nodes are this machine", hint="leave --on away")
+
+    def host_list(self, nodes: Sequence[str]) -> str:
+        """Return the names, separated by commas."""
+        return ",".join(nodes)
+
     def can_requeue(self, job: Job) -> Ability:
         """Say whether `requeue` is going to work."""
         try:

@@ -158,6 +158,19 @@ class SlurmScheduler:
             raise SchedulerError(f"cannot start the command: {exc}", context=" ".join(argv), hint="check its path") from exc
         return _Launched(process)
 
+    def run_on(self, partition: str, argv: Sequence[str], *, nodes: int) -> int:
+        """See `interfaces.Scheduler`."""
+        inner = ["srun", "--overlap", "--nodes=1", "--ntasks=1", "--mem=0", *argv]
+        command = ["salloc", "--quiet", f"--partition={partition}", f"--nodes={nodes}", "--ntasks-per-node=1", *inner]
+        try:
+            return subprocess.run(command, stdin=subprocess.DEVNULL).returncode
+        except FileNotFoundError as exc:
+            raise SchedulerError("there is no salloc here", hint="run it where jobs are submitted") from exc
+
+    def host_list(self, nodes: Sequence[str]) -> str:
+        """See `interfaces.Scheduler`."""
+        return text.fold(list(nodes))
+
     def can_requeue(self, job: Job) -> Ability:
         """See `interfaces.Scheduler`."""
         if shutil.which("scontrol") is None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from ckptctl.policy.nodes import judge, majority, name_them, refusal_count
+from ckptctl.policy.nodes import judge, name_them, refusal_count
 
 
 def answer(**changes: Any) -> dict[str, Any]:
@@ -81,10 +81,6 @@ def test_of_many_nodes_the_first_few_are_named_and_the_rest_counted() -> None:
     assert line.startswith("n0 is DOWN; n1 is DOWN")
     assert line.endswith("and 4 more")
     assert name_them({"n1": "is DOWN"}) == "n1 is DOWN"
-
-
-def test_who_does_not_read_the_nonce_does_not_share_the_folder() -> None:
-    assert list(majority({"n1": "abc", "n2": "not read: missing"}, "abc")) == ["n2"]
 
 
 @pytest.mark.parametrize(
