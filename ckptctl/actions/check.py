@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import errno
 import time
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ckptctl.checks.path import SPACE_FINDINGS, findings, look, look_for_lineage, probe_writes
@@ -12,8 +13,13 @@ from ckptctl.errors import DeadlineExceeded, StorageFault
 from ckptctl.model.mount import PathFacts
 from ckptctl.model.report import Finding, Report, Severity
 from ckptctl.model.verdict import Placement
-from ckptctl.policy.placement import PlacementVerdict, judge, without_facts
+from ckptctl.policy.placement import NO_POLICY, PlacementVerdict, judge, without_facts
+from ckptctl.policy.site import Artifact, SitePolicy
 
+STAGES = frozenset(
+    {Placement.NODE_LOCAL, Placement.NODE_ATTACHED_NETWORK_BLOCK, Placement.VOLATILE, Placement.SHARED_EPHEMERAL}
+)
+"""Classes that may hold a copy on the way to durable shared storage."""
 # Errors that say something of the user or the name; every other one says that the storage does not answer.
 _NOT_THE_STORAGE = (errno.EACCES, errno.EPERM, errno.ELOOP, errno.ENAMETOOLONG, errno.ENOENT, None)
 
@@ -37,6 +43,8 @@ def check(
     job_id: str | None = None,
     temporary_dirs: tuple[str, ...] = (),
     probe: bool = False,
+    site: SitePolicy = NO_POLICY,
+    artifact: Artifact = Artifact.CHECKPOINT,
 ) -> CheckResult:
     """Check one path from this node, as this user. Returns by the deadline, also when a mount hangs.
 
@@ -48,14 +56,59 @@ def check(
         facts = look(path, deadline_s=deadline_s)
     except (DeadlineExceeded, StorageFault) as exc:
         return _not_seen(path, exc)
-    verdict = judge(facts, job_id=job_id, single_machine=single_machine, accept=accept, temporary_dirs=temporary_dirs)
-    found = [_placement_finding(path, verdict), *findings(facts)]
+    verdict = judge(
+        facts,
+        job_id=job_id,
+        single_machine=single_machine,
+        accept=accept,
+        temporary_dirs=temporary_dirs,
+        site=site,
+        artifact=artifact,
+    )
+    found = [_placement_finding(path, verdict), *findings(facts), *_purged(facts, site, artifact)]
     if probe:
         try:
             found += _probe(facts, verdict, end - time.monotonic())
         except (DeadlineExceeded, StorageFault) as exc:
             return _not_seen(path, exc, facts)
     return CheckResult(verdict, Report(path, tuple(found)), facts, _exit_code(verdict, found))
+
+
+def check_tiers(paths: Sequence[str], flush_to: str | None, judge_one: Callable[[str], CheckResult]) -> list[Finding]:
+    """Judge a set of paths: local ones are stages, and need a durable shared path that they are flushed to.
+
+    `paths` are stages on local storage; `flush_to` is where they are flushed to, None for nowhere. Returns an error for what
+    could be lost with a node, and a line for what is as it should be.
+    """
+    found: list[Finding] = []
+    target = judge_one(flush_to) if flush_to is not None else None
+    for path in paths:
+        stage = judge_one(path)
+        if stage.verdict.allowed:
+            message = f"{stage.verdict.placement.value}: it is shared already, no stage is needed"
+            found.append(Finding("tier-not-local", Severity.INFO, message, where=path))
+        elif stage.verdict.placement not in STAGES:
+            found.append(Finding("tier-unusable", Severity.ERROR, stage.verdict.reason, where=path, remedy="use a local disk"))
+        elif target is None:
+            remedy = "name it: --flush-to PATH on shared storage"
+            found.append(Finding("tier-without-target", Severity.ERROR, "a stage that is flushed nowhere", path, remedy))
+        elif not target.verdict.allowed:
+            message = f"it is flushed to {flush_to}, which is {target.verdict.placement.value}: {target.verdict.reason}"
+            found.append(Finding("tier-target-refused", Severity.ERROR, message, where=path, remedy=target.verdict.remedy))
+        else:
+            message = f"{stage.verdict.placement.value}: a stage, flushed to {flush_to} ({target.verdict.placement.value})"
+            found.append(Finding("tier", Severity.INFO, message, where=path))
+    return found
+
+
+def with_tiers(result: CheckResult, tiers: Sequence[Finding], *, is_stage: bool) -> CheckResult:
+    """Return the result for a path with its stages. `is_stage` says that the path itself is one of them."""
+    if not tiers:
+        return result
+    report = Report(result.report.subject, (*result.report.findings, *tiers))
+    failed = any(finding.severity is Severity.ERROR for finding in tiers)
+    code = 10 if failed else (0 if is_stage else result.exit_code)
+    return replace(result, report=report, exit_code=code)
 
 
 def probe_node(
@@ -66,6 +119,7 @@ def probe_node(
     deadline_s: float = 10.0,
     job_id: str | None = None,
     temporary_dirs: tuple[str, ...] = (),
+    site: SitePolicy = NO_POLICY,
 ) -> dict[str, Any]:
     """Return one node's answer about a checkpoint root, as JSON, for a comparison with the other nodes' answers.
 
@@ -77,7 +131,9 @@ def probe_node(
     lineage: dict[str, Any] = {"visible": False, "id": None, "problem": ""}
     try:
         facts, lineage = look_for_lineage(path, deadline_s=deadline_s)
-        verdict = judge(facts, job_id=job_id, single_machine=single_machine, accept=accept, temporary_dirs=temporary_dirs)
+        verdict = judge(
+            facts, job_id=job_id, single_machine=single_machine, accept=accept, temporary_dirs=temporary_dirs, site=site
+        )
         exit_code = verdict.exit_code
     except (DeadlineExceeded, StorageFault) as exc:
         result = _not_seen(path, exc)
@@ -99,6 +155,16 @@ def probe_node(
         "lineage_id": lineage["id"],
         "lineage_problem": lineage["problem"],
     }
+
+
+def _purged(facts: PathFacts, site: SitePolicy, artifact: Artifact) -> tuple[Finding, ...]:
+    promised = site.expected(facts.real)
+    if promised is None or not promised.purge_days or not artifact.durable:
+        return ()
+    message = f"the site removes files here that are {promised.purge_days} days old"
+    return (
+        Finding("purged", Severity.WARNING, message, where=promised.path, remedy="copy what is to be kept elsewhere in time"),
+    )
 
 
 def _placement_finding(path: str, verdict: PlacementVerdict) -> Finding:

@@ -43,6 +43,7 @@ def ask_here(scheduler: Scheduler, root: str, settings: Settings) -> NodesVerdic
         accept=settings.accepted,
         deadline_s=min(10.0, settings.probe_deadline_s),
         temporary_dirs=(temporary,) if temporary else (),
+        site=settings.site,
     )
     return node_policy.judge({scheduler.this_node().name: answer}, {})
 

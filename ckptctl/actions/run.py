@@ -19,6 +19,7 @@ from ckptctl.errors import (
     EXIT_REQUEUE_ME,
     CkptctlError,
     NotShared,
+    PlacementRefused,
     RequeueRefused,
     SchedulerError,
     UsageError,
@@ -29,6 +30,7 @@ from ckptctl.model.manifest import Generation
 from ckptctl.policy import nodes as node_policy
 from ckptctl.policy.nodes import NodesVerdict
 from ckptctl.policy.proof import Proof
+from ckptctl.policy.site import Mode
 from ckptctl.saving.session import Incarnation
 from ckptctl.settings import Settings
 from ckptctl.storage import journal, start
@@ -107,7 +109,7 @@ class _Run:
             self._introduce()
             verdict = self._check_nodes()
             if verdict.refused:
-                raise node_checks.refusal(verdict, self.root)
+                self._refuse(verdict)
             if verdict.blamed:
                 return self._go_back(verdict.blamed)
             events.emit(events.PROBE, f"checkpoint root {self.root}: {verdict.summary}")
@@ -175,6 +177,15 @@ class _Run:
         if found.proof is Proof.UNPROVED_SINGLE_NODE:
             return replace(verdict, summary=f"{verdict.summary}; not proved: {found.reason}")
         return NodesVerdict(found.blamed, None, f"{verdict.summary}, shared by proof")
+
+    def _refuse(self, verdict: NodesVerdict) -> None:
+        """Raise for a root that is refused on every node, unless the site only wants such things recorded or told."""
+        refusal = node_checks.refusal(verdict, self.root)
+        mode = self.settings.site.mode
+        if mode is Mode.ENFORCE or not isinstance(refusal, PlacementRefused):
+            raise refusal
+        level = logging.WARNING if mode is Mode.WARN else logging.INFO
+        events.emit(events.PROBE, f"{refusal.message} (the site's mode is {mode.value}: the job goes on)", level=level)
 
     def _begin(self) -> start.Started:
         boots = {node.name: node.boot_id for node in [self.scheduler.this_node()]}

@@ -11,7 +11,7 @@ import hmac
 import json
 import os
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from ckptctl.checks.child import run_in_child
@@ -27,24 +27,8 @@ def write_token(folder: str, node: str, secret: str, boot_id: str, *, deadline_s
     A folder that is not there is an answer, not an error: this node does not see what the leader made.
     """
 
-    def write() -> dict[str, Any]:
-        view = "nothing"
-        try:
-            nearest = folder
-            while not os.path.lexists(nearest) and nearest != os.path.dirname(nearest):
-                nearest = os.path.dirname(nearest)
-            seen = mounts.identity(nearest)
-            view = f"{seen.type} from {seen.source or '(no source)'}" + ("" if seen.root == "/" else f", folder {seen.root}")
-            body = json.dumps({"node": node, "proof": _sign(secret, node), "boot_id": boot_id}).encode()
-            files.create_in_staging(os.path.join(folder, _name(node)), body)
-        except FileExistsError:
-            return {"written": False, "boot_id": boot_id, "view": view, "problem": f"another node is named {node} too"}
-        except CkptctlError as exc:
-            return {"written": False, "boot_id": boot_id, "view": view, "problem": exc.message}
-        return {"written": True, "boot_id": boot_id, "view": view, "problem": ""}
-
     try:
-        answer: dict[str, Any] = run_in_child(write, deadline_s=deadline_s)
+        answer: dict[str, Any] = run_in_child(lambda: write_here(folder, node, secret, boot_id), deadline_s=deadline_s)
     except (DeadlineExceeded, StorageFault) as exc:
         return {"written": False, "boot_id": boot_id, "view": "a mount that does not answer", "problem": exc.message}
     return answer
@@ -57,29 +41,49 @@ def read_tokens(folder: str, writers: Iterable[str], secret: str, *, visible_s: 
     """
     wanted = tuple(writers)
 
-    def read() -> dict[str, Any]:
-        begun = time.monotonic()
-        left: dict[str, str] = dict.fromkeys(wanted, "nothing")
-        seconds: dict[str, float] = {}
-        pause = _FIRST_PAUSE_S
-        while True:
-            for writer in list(left):
-                problem = _read_one(os.path.join(folder, _name(writer)), writer, secret)
-                if problem:
-                    left[writer] = problem
-                else:
-                    seconds[writer] = round(time.monotonic() - begun, 4)
-                    del left[writer]
-            if not left or time.monotonic() - begun >= visible_s:
-                return {"seconds": seconds, "problems": left}
-            time.sleep(min(pause, max(0.0, visible_s - (time.monotonic() - begun))))
-            pause = min(2 * pause, _LONGEST_PAUSE_S)
-
     try:
-        answer: dict[str, Any] = run_in_child(read, deadline_s=deadline_s)
+        answer: dict[str, Any] = run_in_child(lambda: read_here(folder, wanted, secret, visible_s), deadline_s=deadline_s)
     except (DeadlineExceeded, StorageFault) as exc:
         return {"seconds": {}, "problems": dict.fromkeys(wanted, exc.message)}
     return answer
+
+
+def write_here(folder: str, node: str, secret: str, boot_id: str) -> dict[str, Any]:
+    """Do the part of `write_token` that may hang."""
+    view = "nothing"
+    try:
+        nearest = folder
+        while not os.path.lexists(nearest) and nearest != os.path.dirname(nearest):
+            nearest = os.path.dirname(nearest)
+        seen = mounts.identity(nearest)
+        view = f"{seen.type} from {seen.source or '(no source)'}" + ("" if seen.root == "/" else f", folder {seen.root}")
+        body = json.dumps({"node": node, "proof": _sign(secret, node), "boot_id": boot_id}).encode()
+        files.create_in_staging(os.path.join(folder, _name(node)), body)
+    except FileExistsError:
+        return {"written": False, "boot_id": boot_id, "view": view, "problem": f"another node is named {node} too"}
+    except CkptctlError as exc:
+        return {"written": False, "boot_id": boot_id, "view": view, "problem": exc.message}
+    return {"written": True, "boot_id": boot_id, "view": view, "problem": ""}
+
+
+def read_here(folder: str, wanted: Sequence[str], secret: str, visible_s: float) -> dict[str, Any]:
+    """Do the part of `read_tokens` that may hang."""
+    begun = time.monotonic()
+    left: dict[str, str] = dict.fromkeys(wanted, "nothing")
+    seconds: dict[str, float] = {}
+    pause = _FIRST_PAUSE_S
+    while True:
+        for writer in list(left):
+            problem = _read_one(os.path.join(folder, _name(writer)), writer, secret)
+            if problem:
+                left[writer] = problem
+            else:
+                seconds[writer] = round(time.monotonic() - begun, 4)
+                del left[writer]
+        if not left or time.monotonic() - begun >= visible_s:
+            return {"seconds": seconds, "problems": left}
+        time.sleep(min(pause, max(0.0, visible_s - (time.monotonic() - begun))))
+        pause = min(2 * pause, _LONGEST_PAUSE_S)
 
 
 def _read_one(path: str, writer: str, secret: str) -> str:

@@ -9,6 +9,7 @@ import typer
 
 from ckptctl import __version__
 from ckptctl.cli import output
+from ckptctl.policy.site import Artifact
 
 app = typer.Typer(
     help="Checkpoints that survive their nodes: checks the storage, saves durably, requeues and resumes Slurm training jobs.",
@@ -47,6 +48,13 @@ def check(
         bool, typer.Option("--single-machine", help="Declare that all ranks run on this machine (scheduler local).")
     ] = False,
     accept_class: Accept = None,
+    kind: Annotated[
+        Artifact, typer.Option("--kind", help="What is to be kept there; a cache may be lost with its node.")
+    ] = Artifact.CHECKPOINT,
+    local_tier: Annotated[
+        list[str] | None, typer.Option("--local-tier", help="A local folder that holds copies on the way to PATH.")
+    ] = None,
+    flush_to: Annotated[str | None, typer.Option("--flush-to", help="Where PATH, a local stage, is flushed to.")] = None,
     on: On = None,
 ) -> None:
     """Say whether a checkpoint may live at PATH, and why. Exit 0, 10 (refused), 13 (space) or 14 (storage fault)."""
@@ -54,7 +62,8 @@ def check(
 
     if on:
         _exit(lambda: proving.elsewhere(on, 1), as_json)
-    _exit(lambda: reports.check(path, as_json, probe, single_machine, accept_class), as_json)
+    asked = reports.Asked(path, kind, tuple(local_tier or ()), flush_to, probe, single_machine, accept_class)
+    _exit(lambda: reports.check(asked, as_json), as_json)
 
 
 @app.command()
@@ -71,6 +80,21 @@ def prove(
     if on:
         _exit(lambda: proving.elsewhere(on, nodes), as_json)
     _exit(lambda: proving.prove(path, scheduler, as_json), as_json)
+
+
+config = typer.Typer(help="Settings and site policy.", no_args_is_help=True, rich_markup_mode=None)
+app.add_typer(config, name="config")
+
+
+@config.command("show")
+def config_show(
+    origin: Annotated[bool, typer.Option("--origin", help="Also print where each value comes from.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Print every setting and the site policy, as they hold here for this user."""
+    from ckptctl.cli import reports
+
+    _exit(lambda: reports.config_show(origin, as_json), as_json)
 
 
 @app.command("list")

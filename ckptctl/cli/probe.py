@@ -10,7 +10,7 @@ import json
 import sys
 from typing import Any
 
-from ckptctl import registry
+from ckptctl import registry, settings
 from ckptctl.actions.check import probe_node
 from ckptctl.checks import proof
 from ckptctl.model.verdict import Placement
@@ -44,6 +44,7 @@ def main(argv: list[str] | None = None) -> int:
             deadline_s=asked.deadline,
             job_id=asked.job,
             temporary_dirs=tuple(asked.temporary),
+            site=settings.load().site,
         )
     print(json.dumps(answer, sort_keys=True))
     return 0

@@ -4,32 +4,87 @@ from __future__ import annotations
 
 import shlex
 import time
+from dataclasses import dataclass
 
 from ckptctl.cli import output
+from ckptctl.policy.site import Artifact
 
 
-def check(path: str, as_json: bool, probe: bool, single_machine: bool, accept_class: str | None) -> int:
-    """Print a placement verdict with its evidence."""
+@dataclass(frozen=True)
+class Asked:
+    """What `check` was asked."""
+
+    path: str
+    artifact: Artifact
+    local_tiers: tuple[str, ...]
+    flush_to: str | None
+    probe: bool
+    single_machine: bool
+    accept_class: str | None
+
+
+def check(asked: Asked, as_json: bool) -> int:
+    """Print a placement verdict with its evidence, and the verdict on its local stages."""
     from ckptctl import settings
-    from ckptctl.actions.check import check as judge
+    from ckptctl.actions import check as action
 
-    accepted = settings.load({"accept_class": accept_class}).accepted
-    result = judge(path, single_machine=single_machine, accept=accepted, probe=probe)
+    found = settings.load({"accept_class": asked.accept_class})
+
+    def judge(path: str, *, probe: bool = False) -> action.CheckResult:
+        return action.check(
+            path,
+            single_machine=asked.single_machine,
+            accept=found.accepted,
+            probe=probe,
+            site=found.site,
+            artifact=asked.artifact,
+        )
+
+    result = judge(asked.path, probe=asked.probe)
+    stages = (asked.path, *asked.local_tiers) if asked.flush_to else asked.local_tiers
+    tiers = action.check_tiers(stages, asked.flush_to or (asked.path if stages else None), judge)
+    result = action.with_tiers(result, tiers, is_stage=asked.flush_to is not None)
     if as_json:
-        output.print_json({**output.jsonable(result), "path": path})
+        output.print_json({**output.jsonable(result), "path": asked.path})
         return result.exit_code
     verdict = result.verdict
-    word = "allowed" if verdict.allowed and not result.exit_code else "REFUSED"
-    print(f"{path}: {word}: {verdict.placement.value} ({verdict.confidence.value})")
+    word = "REFUSED" if result.exit_code else "allowed"
+    print(f"{asked.path}: {word}: {verdict.placement.value} ({verdict.confidence.value})")
     print(f"  why:   {verdict.reason}")
     for line in verdict.evidence:
         print(f"  seen:  {line}")
     for finding in result.report.findings:
         if finding.name != "placement":
-            print(f"  {finding.severity.value}: {finding.message}" + (f" -> {finding.remedy}" if finding.remedy else ""))
-    if verdict.remedy and not verdict.allowed:
+            where = f"{finding.where}: " if finding.name.startswith("tier") else ""
+            print(f"  {finding.severity.value}: {where}{finding.message}" + (f" -> {finding.remedy}" if finding.remedy else ""))
+    if verdict.remedy and not verdict.allowed and result.exit_code:
         print(f"  to do: {verdict.remedy}")
     return result.exit_code
+
+
+def config_show(origin: bool, as_json: bool) -> int:
+    """Print settings and site policy."""
+    from ckptctl import settings
+
+    found = settings.load()
+    plain = output.jsonable(found)
+    origins, site = plain.pop("origins"), plain.pop("site")
+    if as_json:
+        output.print_json({"settings": plain, "site": site, **({"origins": origins} if origin else {})})
+        return 0
+    rows = [(name, value, origins.get(name, "built-in")) for name, value in plain.items()]
+    rows += [("policy.mode", site["mode"], origins.get("policy.mode", "built-in"))]
+    rows += [("policy.ephemeral_globs", " ".join(site["ephemeral_globs"]), origins.get("policy.ephemeral_globs", "built-in"))]
+    for kind in Artifact:
+        classes = " ".join(sorted(one.value for one in found.site.allowed(kind)))
+        rows.append((f"policy.allow.{kind.value}", classes, origins.get("policy.allow", "built-in")))
+    for mount in site["mounts"]:
+        words = ", ".join(f"{name}={value}" for name, value in mount.items() if value and name != "path")
+        rows.append((f"mount {mount['path']}", words, origins.get(f"mount {mount['path']}", "built-in")))
+    width = max(len(name) for name, _, _ in rows)
+    for name, value, where in rows:
+        print(f"{name:{width}}  {value}" + (f"   [{where}]" if origin else ""))
+    return 0
 
 
 def list_root(root: str, as_json: bool, incarnations: bool) -> int:

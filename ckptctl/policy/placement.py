@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import errno
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ckptctl.model.mount import BlockDevice, MountRow, PathFacts
 from ckptctl.model.report import Finding, Severity
 from ckptctl.model.verdict import Confidence, Placement
 from ckptctl.policy.filesystems import FILE_SYSTEMS, KERNEL_TYPES, OBJECT_SOURCES, OPTION_LINTS, WRITEBACK_OPTIONS
+from ckptctl.policy.site import Artifact, SitePolicy
 
+NO_POLICY = SitePolicy()
+"""No word of the site: the defaults."""
 SHARED = frozenset({Placement.SHARED_PARALLEL, Placement.SHARED_SERVER})
 """What a checkpoint may be written to without anybody's word."""
 FAULTS = frozenset(
@@ -82,16 +85,27 @@ def judge(
     single_machine: bool,
     accept: frozenset[Placement],
     temporary_dirs: tuple[str, ...] = (),
+    site: SitePolicy = NO_POLICY,
+    artifact: Artifact = Artifact.CHECKPOINT,
 ) -> PlacementVerdict:
     """Judge one path. It promises that no class is allowed which this node can take with it, unless somebody said so.
 
     `job_id` and `temporary_dirs` (such as `$TMPDIR`) name what is removed at the end of the job; `single_machine` says
-    that all nodes are this machine; `accept` are classes that the user allows by name (see `ACCEPTABLE`).
+    that all nodes are this machine; `accept` are classes that the user allows by name (see `ACCEPTABLE`); `site` is the site's
+    word, and `artifact` what is to be kept there: a cache may be lost with its node.
     """
-    found = _classify(facts, job_id, temporary_dirs)
+    found = _by_site(facts, site) or _classify(facts, job_id, temporary_dirs)
+    promised = site.expected(facts.real)
     placement, reason = found.placement, found.reason
-    confidence, allowed = Confidence.STATIC, placement in SHARED
-    if not allowed and not found.final:
+    confidence, allowed = Confidence.STATIC, placement in site.allowed(artifact)
+    if promised and promised.declare and placement is Placement.UNKNOWN and not found.final:
+        placement, confidence = promised.declare, Confidence.DECLARED
+        reason = f"declared by the site: {placement.value}; {reason}"
+        allowed = placement in site.allowed(artifact)
+    if promised and (bad := [option for option in promised.forbid_options if _has_option(facts.mount, option)]):
+        allowed, found = False, replace(found, final=True)
+        reason = f"the site forbids the mount option `{bad[0]}` here; {reason}"
+    if not allowed and not found.final and artifact.durable:
         if single_machine and placement in SINGLE_MACHINE:
             confidence, allowed = Confidence.DECLARED, True
             reason = f"declared: single machine; {reason}"
@@ -128,6 +142,21 @@ def option_findings(row: MountRow) -> tuple[Finding, ...]:
         )
         for option, effect in found
     )
+
+
+def _has_option(row: MountRow, option: str) -> bool:
+    return option in row.options or option in row.super_options
+
+
+def _by_site(facts: PathFacts, site: SitePolicy) -> _Class | None:
+    """What the site's word alone decides: a promised mount that is not there, and what it says is removed at some time."""
+    promised = site.expected(facts.real)
+    if promised and (problem := promised.problem(facts.mount)):
+        return _Class(Placement.MISSING_MOUNT, _line(problem), final=True)
+    if glob := site.ephemeral(facts.real):
+        what = _line(f"{facts.mount.type} from {facts.mount.source or '(no source)'}, mounted at {facts.mount.mount_point}")
+        return _Class(Placement.SHARED_EPHEMERAL, f"the site removes files there (`{glob}`): {what}", final=True)
+    return None
 
 
 # --- rules, the first that decides wins ------------------------------------------------------------------------------

@@ -241,3 +241,49 @@ def test_a_closed_pipe_is_no_traceback(root: Path) -> None:
     line = f"{sys.executable} -m ckptctl.cli.main list {root} --json | true"
     done = subprocess.run(["sh", "-c", line], env=ENVIRONMENT, capture_output=True, text=True, timeout=60)
     assert "Traceback" not in done.stderr
+
+
+# --- site policy ---------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    """A user's configuration folder."""
+    (tmp_path / "config" / "ckptctl").mkdir(parents=True)
+    return tmp_path / "config"
+
+
+def test_config_show_tells_each_value_and_its_origin(home: Path) -> None:
+    file = home / "ckptctl" / "config.toml"
+    file.write_text('keep_last = 4\n[policy]\nephemeral_globs = ["/x/*"]\n[[mount]]\npath = "/lustre"\ntype = "lustre"\n')
+    code, out, _ = ckptctl("config", "show", "--origin", XDG_CONFIG_HOME=str(home), CKPTCTL_KEEP_EVERY="3")
+    assert code == 0
+    lines = {line.split()[0]: line for line in out.splitlines()}
+    assert lines["keep_last"].split()[1:] == ["4", f"[{file}]"]
+    assert lines["keep_every"].split()[1:] == ["3", "[environment]"]
+    assert lines["settle_s"].endswith("[built-in]")
+    assert "/x/*" in lines["policy.ephemeral_globs"]
+    assert "mount /lustre" in out
+    code, out, _ = ckptctl("config", "show", "--json", XDG_CONFIG_HOME=str(home))
+    assert json.loads(out)["settings"]["keep_last"] == 4
+
+
+def test_check_obeys_the_site_policy(home: Path, tmp_path: Path) -> None:
+    (home / "ckptctl" / "config.toml").write_text(f'[[mount]]\npath = "{tmp_path}"\ntype = "lustre"\n')
+    code, out, _ = ckptctl("check", tmp_path / "x", XDG_CONFIG_HOME=str(home))
+    assert code == 14
+    assert f"MISSING_MOUNT (static)\n  why:   expected lustre at {tmp_path}, found" in out
+
+
+def test_a_cache_may_lie_in_memory_and_a_checkpoint_may_not() -> None:
+    assert ckptctl("check", "/dev/shm/x", "--kind", "dataset-cache")[0] == 0
+    assert ckptctl("check", "/dev/shm/x", "--kind", "optimizer")[0] == 10
+    assert ckptctl("check", "/dev/shm/x", "--kind", "toys")[0] == 2
+
+
+def test_a_local_stage_needs_a_durable_target() -> None:
+    code, seen = as_json("check", "/dev/shm/x", "--flush-to", "/dev/shm/y")
+    assert code == 10
+    assert [one["name"] for one in seen["report"]["findings"] if one["name"].startswith("tier")] == ["tier-target-refused"]
+    code, seen = as_json("check", "/dev/shm/x", "--local-tier", "/dev/shm/y")
+    assert code == 10

@@ -6,12 +6,14 @@ import dataclasses
 import re
 from pathlib import Path
 
+import click
 import pytest
 import typer
 
 from ckptctl.cli.main import app
 from ckptctl.errors import CkptctlError
 from ckptctl.model import manifest
+from ckptctl.policy.site import Artifact, ExpectedMount, Mode, SitePolicy
 from ckptctl.saving.session import Incarnation
 from ckptctl.settings import Settings
 from ckptctl.storage import journal
@@ -19,7 +21,10 @@ from ckptctl.storage import journal
 ROOT = Path(__file__).parents[2]
 REFERENCE = ROOT / "docs" / "reference"
 PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
-COMMANDS = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+COMMANDS: dict[str, click.Command] = {}
+for _name, _command in typer.main.get_command(app).commands.items():  # type: ignore[attr-defined]
+    COMMANDS |= {f"{_name} {inner}": one for inner, one in getattr(_command, "commands", {"": _command}).items()}
+COMMANDS = {name.strip(): command for name, command in COMMANDS.items()}
 
 
 def errors(of: type[CkptctlError] = CkptctlError) -> list[type[CkptctlError]]:
@@ -37,10 +42,18 @@ def test_links_lead_somewhere(page: Path) -> None:
 def test_every_setting_is_described_with_its_default() -> None:
     text = (REFERENCE / "settings.md").read_text()
     for field in dataclasses.fields(Settings):
-        if field.name != "origins":
+        if field.name not in ("origins", "site"):
             row = re.search(rf"^\| `{field.name}` \| (\S+) \|", text, re.MULTILINE)
             assert row, field.name
             assert row[1] == (f"{field.default:g}" if not isinstance(field.default, str) else '""'), field.name
+
+
+def test_every_word_of_the_site_policy_is_described() -> None:
+    text = (REFERENCE / "settings.md").read_text()
+    for field in (*dataclasses.fields(ExpectedMount), *dataclasses.fields(SitePolicy)):
+        assert f"`{field.name}`" in text or field.name == "mounts", field.name
+    for word in (*Artifact, *Mode):
+        assert f"`{word.value}`" in text
 
 
 def test_every_variable_that_run_sets_is_described() -> None:

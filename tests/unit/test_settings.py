@@ -9,6 +9,7 @@ import pytest
 from ckptctl import settings
 from ckptctl.errors import SettingsInvalid
 from ckptctl.model.verdict import Placement
+from ckptctl.policy.site import Artifact, Mode
 
 
 @pytest.fixture
@@ -87,3 +88,70 @@ def test_accepted_classes_are_a_list_of_names(files: tuple[Path, Path]) -> None:
     assert load(files).accepted == frozenset()
     with pytest.raises(SettingsInvalid, match="no placement class"):
         _ = load(files, {"accept_class": "FAST"}).accepted
+
+
+SITE = """
+[policy]
+mode = "warn"
+ephemeral_globs = ["/scratch/tmp/*"]
+[policy.allow]
+checkpoint = ["SHARED_PARALLEL"]
+[[mount]]
+path = "/lustre/"
+type = "lustre"
+source = "*:/scratch"
+purge_days = 30
+forbid_options = ["soft"]
+"""
+
+
+def test_the_site_policy_is_read_from_all_system_files_in_order(
+    files: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "conf.d"
+    folder.mkdir()
+    monkeypatch.setattr(settings, "SYSTEM_FOLDER", str(folder))
+    files[0].write_text(SITE)
+    (folder / "20-more.toml").write_text('[[mount]]\npath = "/gpfs"\n[policy]\nmode = "enforce"\n')
+    (folder / "10-less.toml").write_text('[policy]\nmode = "audit"\n')
+    found = load(files)
+    assert found.site.mode is Mode.ENFORCE
+    assert [mount.path for mount in found.site.mounts] == ["/lustre", "/gpfs"]
+    assert found.site.mounts[0].purge_days == 30
+    assert found.site.allowed(Artifact.CHECKPOINT) == {Placement.SHARED_PARALLEL}
+    assert found.origins["policy.mode"] == str(folder / "20-more.toml")
+    assert found.origins["mount /lustre/"] == str(files[0])
+
+
+def test_a_users_file_tightens_and_never_loosens(files: tuple[Path, Path]) -> None:
+    files[0].write_text(SITE)
+    files[1].write_text('keep_last = 5\n[policy]\nmode = "audit"\nallow = { checkpoint = ["NODE_LOCAL", "SHARED_PARALLEL"] }\n')
+    found = load(files)
+    assert found.keep_last == 5
+    assert found.site.mode is Mode.WARN
+    assert found.site.allowed(Artifact.CHECKPOINT) == {Placement.SHARED_PARALLEL}
+    files[1].write_text('[policy]\nmode = "enforce"\nephemeral_globs = ["/x"]\n')
+    assert load(files).site.mode is Mode.ENFORCE
+    assert load(files).site.ephemeral_globs == ("/scratch/tmp/*", "/x")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '[policy]\nmode = "lax"\n',
+        '[policy]\ncolour = "blue"\n',
+        '[policy.allow]\nmodels = ["NODE_LOCAL"]\n',
+        '[policy.allow]\ncheckpoint = ["FAST"]\n',
+        '[[mount]]\ntype = "lustre"\n',
+        '[[mount]]\npath = "lustre"\n',
+        '[[mount]]\npath = "/x"\ndeclare = "GOOD"\n',
+        '[[mount]]\npath = "/x"\nsize = 3\n',
+        "mount = 3\n",
+        "policy = 3\n",
+    ],
+)
+def test_a_mistake_in_the_site_policy_names_the_file(files: tuple[Path, Path], text: str) -> None:
+    files[0].write_text(text)
+    with pytest.raises(SettingsInvalid, match="wrong site policy") as caught:
+        load(files)
+    assert caught.value.context == str(files[0])
