@@ -110,5 +110,5 @@ class Engine(Protocol):
         `name` must not exist. On return the file's bytes have been fsynced; the folder has not. `image` is not changed and
         must not be changed by the caller meanwhile. The checksums are those of `image`, taken in the same pass. The file
         is as long as the image, to the byte. Raises `OutOfSpace` or `StorageFault`; a partial file may then remain.
-        The route in the proof is the one the bytes really took.
+        The route in the proof is the one the bytes really took. The group can read the file, whatever the umask.
         """

@@ -45,6 +45,11 @@ class Settings:
     site: SitePolicy = field(default_factory=SitePolicy)
     origins: Mapping[str, str] = field(default_factory=dict)
 
+    def for_ranks(self) -> dict[str, str]:
+        """Return as variables what the ranks need to know and this process was told by its flags."""
+        names = ("keep_last", "keep_every", "save_deadline_s", "writer_threads")
+        return {"CKPTCTL_" + name.upper(): str(getattr(self, name)) for name in names}
+
     @property
     def accepted(self) -> frozenset[Placement]:
         """The placement classes accepted beyond the rules, from a comma-separated `accept_class`."""

@@ -21,7 +21,8 @@ _FOREVER_S = 10 * 365 * 86400.0
 def run_here(argv: list[str], *, nodes: int, tasks_per_node: int, name: str) -> int:
     """Submit `ckptctl argv…` as a local job, see it through its requeues, and return its exit code.
 
-    SIGTERM, SIGINT and SIGUSR1 are passed to the job's batch process. Every process of the cluster is gone when this returns.
+    SIGINT and SIGTERM cancel the job: it does not come back, and the code is 128 and the signal's number. SIGUSR1 goes to its
+    batch process: the ranks stop, save, and the job is requeued. Every process of the cluster is gone when this returns.
     """
     _append_to_output()
     with (
@@ -31,15 +32,29 @@ def run_here(argv: list[str], *, nodes: int, tasks_per_node: int, name: str) -> 
         command = [sys.executable, "-m", "ckptctl.cli.main", *argv]
         job_id = cluster.submit(command, nodes=nodes, tasks_per_node=tasks_per_node, name=name)
 
-        def pass_on(number: int, _frame: FrameType | None) -> None:
-            cluster.signal(job_id, number)
+        noted: list[int] = []
+        ended_by: list[int] = []
 
-        before = {number: signal.signal(number, pass_on) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)}
+        def obey() -> None:
+            while noted:
+                number = noted.pop(0)
+                if number == signal.SIGUSR1:
+                    cluster.signal(job_id, number)
+                else:
+                    ended_by.append(number)
+                    cluster.cancel(job_id)
+
+        def note(number: int, _frame: FrameType | None) -> None:
+            noted.append(number)
+
+        before = {number: signal.signal(number, note) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)}
         try:
-            job = cluster.run_until(job_id, deadline_s=_FOREVER_S)
+            job = cluster.run_until(job_id, deadline_s=_FOREVER_S, between=obey)
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
+        if ended_by and job.state is JobState.CANCELLED:
+            return 128 + ended_by[0]
         if job.state is JobState.PENDING:
             if "held" in job.reason.lower():
                 raise RequeueRefused(

@@ -121,7 +121,8 @@ class _Run:
             self._clear_refusals()
             incarnation = Incarnation.of(started, self.root)
             launched = time.monotonic()
-            self.launch = self.scheduler.launch(self.job, self.request.command, incarnation.environment())
+            told = {**incarnation.environment(), **self.settings.for_ranks()}
+            self.launch = self.scheduler.launch(self.job, self.request.command, told)
             for number in self.signals:
                 self.launch.signal(number)
             code, blamed = self._watch(self.launch)

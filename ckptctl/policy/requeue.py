@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from ckptctl.model.job import Action, Cause, Decision
 
 INFRASTRUCTURE = frozenset({Cause.NODE, Cause.STORAGE, Cause.TAKEN})
+APPLICATION = frozenset({Cause.APPLICATION, Cause.UNKNOWN})
 
 
 @dataclass(frozen=True)
@@ -56,7 +57,7 @@ def decide(now: Ended, earlier: Sequence[Ended], budgets: Budgets, *, blamed: Se
         return Decision(Action.HANDS_OFF, cause, f"the scheduler itself took the job away{tail}")
     if cause is Cause.STOPPED:
         return Decision(Action.REQUEUE, cause, f"stopped at step {now.last_complete} before the run was finished{tail}")
-    kind = INFRASTRUCTURE if cause in INFRASTRUCTURE else frozenset(Cause) - INFRASTRUCTURE
+    kind = INFRASTRUCTURE if cause in INFRASTRUCTURE else APPLICATION
     budget = budgets.infrastructure if cause in INFRASTRUCTURE else budgets.application
     idle = _without_progress(now, earlier, kind)
     if idle >= budget:

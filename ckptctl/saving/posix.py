@@ -69,6 +69,7 @@ class PosixEngine:
                     raise _DirectRefused(exc.errno, created=_exists(dir_fd, name)) from exc
                 raise
             try:
+                files.keep_group_read(fd)
                 _preallocate(fd, size)
                 blocks = self._write_blocks(fd, image, direct=direct)
                 if direct and size % ALIGNMENT_BYTES:

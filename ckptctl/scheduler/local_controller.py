@@ -217,14 +217,19 @@ class LocalCluster:
                 raise DeadlineExceeded(f"not within {deadline_s:g} s: {what}", context=str(self.state))
             time.sleep(POLL_S)
 
-    def run_until(self, job_id: str, *, deadline_s: float) -> Job:
+    def run_until(self, job_id: str, *, deadline_s: float, between: Callable[[], None] = lambda: None) -> Job:
         """Step until the job has ended, or waits for what only the caller can give; return it.
 
         A returned job that is PENDING is held or lacks nodes (`reason`): `release` or `start_node` and call again.
-        `DeadlineExceeded` when neither happens in time.
+        `between` is called after every step. `DeadlineExceeded` when neither happens in time.
         """
+
+        def settled() -> bool:
+            between()
+            return self._settled(job_id)
+
         self.wait(
-            lambda: self._settled(job_id),
+            settled,
             deadline_s=deadline_s,
             what=f"the end of job {job_id}, {self._row(job_id)['state']}",
         )

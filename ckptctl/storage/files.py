@@ -201,11 +201,16 @@ def _write_and_sync(fd: int, data: bytes, path: str) -> None:
     view = memoryview(data)
     while view:
         view = view[os.write(fd, view) :]
+    keep_group_read(fd)
+    announce("fsync", path)
+    os.fsync(fd)
+
+
+def keep_group_read(fd: int) -> None:
+    """Let the group read an open file of ours, whatever the umask: a team's root works across its users."""
     mode = os.fstat(fd).st_mode
     if not mode & 0o040:
         os.fchmod(fd, (mode & 0o7777) | 0o040)
-    announce("fsync", path)
-    os.fsync(fd)
 
 
 def _remove_quietly(path: str) -> None:

@@ -82,6 +82,16 @@ def check_announced(make: MakeEngine, folder: str) -> None:
     _expect(seen[:1] == ["create"] and seen[-1:] == ["fsync"], f"announced: {seen}")
 
 
+def check_group_reads(make: MakeEngine, folder: str) -> None:
+    """The group can read the file, whatever the umask."""
+    before = os.umask(0o077)
+    try:
+        _write(make(), folder, "for-the-group", _image(5000, seed=8))
+    finally:
+        os.umask(before)
+    _expect(bool(os.stat(os.path.join(folder, "for-the-group")).st_mode & 0o040), "the group can't read the file")
+
+
 def check_folder_gone(make: MakeEngine, folder: str) -> None:
     """A folder that was removed is an error of ours, not of the operating system."""
     path = os.path.join(folder, "gone")
@@ -104,6 +114,7 @@ CHECKS: tuple[Callable[[MakeEngine, str], None], ...] = (
     check_name_taken,
     check_side_by_side,
     check_announced,
+    check_group_reads,
     check_folder_gone,
 )
 """All checks; each is independent of the others."""

@@ -109,6 +109,25 @@ def test_a_stop_that_the_ranks_agreed_on_is_requeued_and_goes_on(runs: Runs) -> 
     assert [(row.cause, row.resumed) for row in runs.rows()] == [("stopped", 0), ("finished", 4)]
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_ctrl_c_and_kill_end_the_job_for_good(runs: Runs, number: signal.Signals) -> None:
+    process = runs.start("8", "wait")
+    runs.ready()
+    process.send_signal(number)
+    code, out = runs.end(process)
+    assert code == 128 + number, out
+    assert len(runs.rows()) == 1, "it does not come back"
+    assert runs.rows()[0].last_complete == 4
+
+
+def test_what_is_to_be_kept_reaches_the_ranks(runs: Runs) -> None:
+    code, out = runs.run("12", options=("--keep-last", "4", "--keep-every", "0"))
+    assert code == 0, out
+    assert sorted(name for name in os.listdir(runs.folder / "run1") if name.startswith("step")) == [
+        f"step-{step:08d}.g0001" for step in (6, 8, 10, 12)
+    ]
+
+
 def test_a_root_that_a_live_run_holds_is_refused_and_the_first_goes_on(runs: Runs) -> None:
     first = runs.start("8", "wait")
     runs.ready()

@@ -12,12 +12,14 @@ import sys
 import time
 from pathlib import Path
 
+from ckptctl import settings
 from ckptctl.model.manifest import SavePlan
 from ckptctl.saving import joining
 from ckptctl.saving.posix import PosixEngine, aligned_buffer
 from ckptctl.saving.session import SaveSettings, Session
 
 steps, what = int(sys.argv[1]), (sys.argv[2:] or [""])[0]
+found = settings.load()
 rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 scheduler = joining.scheduler_here()
 incarnation = joining.told(os.environ, None, scheduler)
@@ -29,7 +31,7 @@ session = Session(
     rank=rank,
     placement=[node for node in job.nodes for _ in range(world // len(job.nodes))],
     engine=PosixEngine(),
-    settings=SaveSettings(deadline_s=20),
+    settings=SaveSettings(deadline_s=20, keep_last=found.keep_last, keep_every=found.keep_every),
 )
 session.verify()
 stop: list[int] = []

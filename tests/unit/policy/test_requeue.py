@@ -56,6 +56,12 @@ def test_progress_starts_the_count_again(cause: Cause) -> None:
     assert decide(idle(cause), [*[idle(cause)] * 20, busy(cause)], BUDGETS).action is Action.REQUEUE
 
 
+def test_agreed_stops_eat_nobodys_budget() -> None:
+    stops = [idle(Cause.STOPPED)] * 9
+    assert decide(idle(Cause.APPLICATION), stops, BUDGETS).action is Action.REQUEUE
+    assert decide(idle(Cause.NODE), stops, BUDGETS).action is Action.REQUEUE
+
+
 @given(st.lists(st.sampled_from(sorted(INFRASTRUCTURE)), max_size=30))
 def test_infrastructure_never_eats_the_budget_of_the_application(causes: list[Cause]) -> None:
     assert decide(idle(Cause.APPLICATION), [idle(cause) for cause in causes], BUDGETS).action is Action.REQUEUE
