@@ -3,25 +3,46 @@
 from __future__ import annotations
 
 import errno
+import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from ckptctl.checks import gds
+from ckptctl.checks.child import run_in_child
 from ckptctl.checks.path import SPACE_FINDINGS, findings, look, look_for_lineage, probe_writes
-from ckptctl.errors import DeadlineExceeded, StorageFault
+from ckptctl.errors import CkptctlError, DeadlineExceeded, StorageFault
+from ckptctl.model.checkpoint import PROOF
 from ckptctl.model.mount import PathFacts
 from ckptctl.model.report import Finding, Report, Severity
 from ckptctl.model.verdict import Placement
-from ckptctl.policy.placement import NO_POLICY, PlacementVerdict, judge, without_facts
+from ckptctl.policy import capacity
+from ckptctl.policy import gds as gds_policy
+from ckptctl.policy.placement import NO_POLICY, PlacementVerdict, chain, fabric_attached, judge, shared, without_facts
 from ckptctl.policy.site import Artifact, SitePolicy
 
 STAGES = frozenset(
     {Placement.NODE_LOCAL, Placement.NODE_ATTACHED_NETWORK_BLOCK, Placement.VOLATILE, Placement.SHARED_EPHEMERAL}
 )
 """Classes that may hold a copy on the way to durable shared storage."""
+_HELD_S = 5.0
 # Errors that say something of the user or the name; every other one says that the storage does not answer.
 _NOT_THE_STORAGE = (errno.EACCES, errno.EPERM, errno.ELOOP, errno.ENAMETOOLONG, errno.ENOENT, None)
+
+
+@dataclass(frozen=True)
+class Expected:
+    """What a run will want to keep: the size of one checkpoint and whence it is known, how many, what is there already."""
+
+    one_bytes: int
+    source: str
+    keep_last: int
+    held_bytes: int = 0
+
+
+Expect = Callable[[PathFacts], "Expected | None"]
+"""Says what a run will want to keep at a path that has been looked at."""
 
 
 @dataclass(frozen=True)
@@ -45,6 +66,7 @@ def check(
     probe: bool = False,
     site: SitePolicy = NO_POLICY,
     artifact: Artifact = Artifact.CHECKPOINT,
+    expect: Expect | None = None,
 ) -> CheckResult:
     """Check one path from this node, as this user. Returns by the deadline, also when a mount hangs.
 
@@ -66,12 +88,50 @@ def check(
         artifact=artifact,
     )
     found = [_placement_finding(path, verdict), *findings(facts), *_purged(facts, site, artifact)]
+    found.append(gds_policy.lane(facts, gds.host(os.environ)))
+    wanted = expect(facts) if expect is not None else None
+    if wanted is not None:
+        found.append(capacity.fits(facts, wanted.one_bytes, wanted.keep_last, wanted.held_bytes, wanted.source))
     if probe:
         try:
             found += _probe(facts, verdict, end - time.monotonic())
         except (DeadlineExceeded, StorageFault) as exc:
             return _not_seen(path, exc, facts)
     return CheckResult(verdict, Report(path, tuple(found)), facts, _exit_code(verdict, found))
+
+
+def chain_lines(result: CheckResult) -> list[str]:
+    """Return the backing chain as a tree, and the two facts that are not one: fabric-attached, and shared."""
+    if result.facts is None:
+        return []
+    facts = f"fabric-attached: {fabric_attached(result.facts)}; shared: {shared(result.verdict)}"
+    return [*chain(result.facts), facts]
+
+
+def expected(facts: PathFacts, size: str | None, params: str | None, framework: str, keep_last: int) -> Expected | None:
+    """Return what a run will want: from a size, from a number of parameters, or from the last complete checkpoint there."""
+    if size is not None:
+        return Expected(capacity.parse_count(size), "as said", keep_last)
+    if params is not None:
+        each = capacity.BYTES_PER_PARAM[framework]
+        return Expected(capacity.parse_count(params) * each, f"{each} bytes per parameter with {framework}", keep_last)
+    if facts.missing:
+        return None
+    try:
+        sizes = run_in_child(lambda: _sizes(facts.real), deadline_s=_HELD_S)
+    except CkptctlError:
+        return None
+    return Expected(sizes[0], "as the last one", keep_last, sum(sizes)) if sizes else None
+
+
+def _sizes(root: str) -> list[int]:
+    """Return the sizes of the complete checkpoints of a root, newest first; none for what is no root. Can hang."""
+    if not os.path.lexists(os.path.join(root, PROOF, "lineage.json")):
+        return []
+    from ckptctl.storage.repository import Repository  # here: most paths are no root yet
+
+    repository = Repository(root)
+    return [sum(file.size_bytes for file in repository.manifest(one).files) for one in repository.complete()]
 
 
 def check_tiers(paths: Sequence[str], flush_to: str | None, judge_one: Callable[[str], CheckResult]) -> list[Finding]:

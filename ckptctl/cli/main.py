@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from enum import Enum
 from typing import Annotated
 
 import typer
@@ -24,6 +25,14 @@ Accept = Annotated[
 ]
 On = Annotated[str | None, typer.Option("--on", help="Ask on compute nodes of this Slurm partition, in a job of its own.")]
 SchedulerName = Annotated[str, typer.Option("--scheduler", help="slurm, local, or auto.")]
+
+
+class Framework(str, Enum):
+    """Whose training checkpoints are sized."""
+
+    FSDP = "fsdp"
+    DEEPSPEED = "deepspeed"
+    MEGATRON = "megatron"
 
 
 def _version(value: bool) -> None:
@@ -55,14 +64,19 @@ def check(
         list[str] | None, typer.Option("--local-tier", help="A local folder that holds copies on the way to PATH.")
     ] = None,
     flush_to: Annotated[str | None, typer.Option("--flush-to", help="Where PATH, a local stage, is flushed to.")] = None,
+    size: Annotated[str | None, typer.Option("--size", help="Size of one checkpoint (2.3TB), to see whether they fit.")] = None,
+    params: Annotated[str | None, typer.Option("--params", help="Or the number of parameters (70B).")] = None,
+    framework: Annotated[Framework, typer.Option("--framework", help="Of the parameters' training.")] = Framework.FSDP,
     on: On = None,
 ) -> None:
     """Say whether a checkpoint may live at PATH, and why. Exit 0, 10 (refused), 13 (space) or 14 (storage fault)."""
-    from ckptctl.cli import proving, reports
+    from ckptctl.cli import reports
 
     if on:
-        _exit(lambda: proving.elsewhere(on, 1), as_json)
-    asked = reports.Asked(path, kind, tuple(local_tier or ()), flush_to, probe, single_machine, accept_class)
+        _exit(lambda: reports.elsewhere(on), as_json)
+    asked = reports.Asked(
+        path, kind, tuple(local_tier or ()), flush_to, probe, single_machine, accept_class, size, params, framework.value
+    )
     _exit(lambda: reports.check(asked, as_json), as_json)
 
 
@@ -80,6 +94,17 @@ def prove(
     if on:
         _exit(lambda: proving.elsewhere(on, nodes), as_json)
     _exit(lambda: proving.prove(path, scheduler, as_json), as_json)
+
+
+@app.command("node-check")
+def node_check(
+    deadline: Annotated[float, typer.Option("--deadline", min=1.0, help="Seconds for all mounts together.")] = 10.0,
+    as_json: Json = False,
+) -> None:
+    """Say whether this node has the mounts that the site promises. Exit 0 or 14; for HealthCheckProgram and NHC."""
+    from ckptctl.cli import reports
+
+    _exit(lambda: reports.node_check(deadline, as_json), as_json)
 
 
 config = typer.Typer(help="Settings and site policy.", no_args_is_help=True, rich_markup_mode=None)

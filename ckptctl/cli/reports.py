@@ -7,6 +7,7 @@ import time
 from dataclasses import dataclass
 
 from ckptctl.cli import output
+from ckptctl.model.mount import PathFacts
 from ckptctl.policy.site import Artifact
 
 
@@ -21,6 +22,9 @@ class Asked:
     probe: bool
     single_machine: bool
     accept_class: str | None
+    size: str | None = None
+    params: str | None = None
+    framework: str = "fsdp"
 
 
 def check(asked: Asked, as_json: bool) -> int:
@@ -30,7 +34,10 @@ def check(asked: Asked, as_json: bool) -> int:
 
     found = settings.load({"accept_class": asked.accept_class})
 
-    def judge(path: str, *, probe: bool = False) -> action.CheckResult:
+    def expect(facts: PathFacts) -> action.Expected | None:
+        return action.expected(facts, asked.size, asked.params, asked.framework, found.keep_last)
+
+    def judge(path: str, *, probe: bool = False, expect: action.Expect | None = None) -> action.CheckResult:
         return action.check(
             path,
             single_machine=asked.single_machine,
@@ -38,9 +45,10 @@ def check(asked: Asked, as_json: bool) -> int:
             probe=probe,
             site=found.site,
             artifact=asked.artifact,
+            expect=expect,
         )
 
-    result = judge(asked.path, probe=asked.probe)
+    result = judge(asked.path, probe=asked.probe, expect=expect)
     stages = (asked.path, *asked.local_tiers) if asked.flush_to else asked.local_tiers
     tiers = action.check_tiers(stages, asked.flush_to or (asked.path if stages else None), judge)
     result = action.with_tiers(result, tiers, is_stage=asked.flush_to is not None)
@@ -53,6 +61,8 @@ def check(asked: Asked, as_json: bool) -> int:
     print(f"  why:   {verdict.reason}")
     for line in verdict.evidence:
         print(f"  seen:  {line}")
+    for line in action.chain_lines(result):
+        print(f"  chain: {line}")
     for finding in result.report.findings:
         if finding.name != "placement":
             where = f"{finding.where}: " if finding.name.startswith("tier") else ""
@@ -62,6 +72,28 @@ def check(asked: Asked, as_json: bool) -> int:
     return result.exit_code
 
 
+def node_check(deadline_s: float, as_json: bool) -> int:
+    """Print the promised mounts of this node; the last line is a reason for a drain, or says that all is well."""
+    from ckptctl import settings
+    from ckptctl.actions.node_check import node_check as look
+
+    state = look(settings.load().site, deadline_s=deadline_s)
+    if as_json:
+        output.print_json({**output.jsonable(state), "well": state.well, "reason": state.reason})
+        return state.exit_code
+    for mount in state.mounts:
+        print(f"{mount.path}: {'well' if mount.well else mount.placement.value}: {mount.reason}")
+    print(state.reason or f"ckptctl: {len(state.mounts)} promised mount(s), all well")
+    return state.exit_code
+
+
+def elsewhere(partition: str) -> int:
+    """Run this very command on a compute node."""
+    from ckptctl.cli import proving
+
+    return proving.elsewhere(partition, 1)
+
+
 def config_show(origin: bool, as_json: bool) -> int:
     """Print settings and site policy."""
     from ckptctl import settings
@@ -69,6 +101,7 @@ def config_show(origin: bool, as_json: bool) -> int:
     found = settings.load()
     plain = output.jsonable(found)
     origins, site = plain.pop("origins"), plain.pop("site")
+    site.pop("untightened")
     if as_json:
         output.print_json({"settings": plain, "site": site, **({"origins": origins} if origin else {})})
         return 0

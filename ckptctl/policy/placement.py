@@ -116,6 +116,18 @@ def judge(
     if placement in accept and not allowed:
         evidence = (f"{placement.value} was accepted by name, which does not help here", *evidence)
     remedy = "" if allowed else _REMEDIES.get(placement, _SHARED_REMEDY)
+    if allowed and site.untightened is not None:  # a user's words may have moved the path into a class that is allowed
+        alone = judge(
+            facts,
+            job_id=job_id,
+            single_machine=single_machine,
+            accept=accept,
+            temporary_dirs=temporary_dirs,
+            site=site.untightened,
+            artifact=artifact,
+        )
+        if not alone.allowed:
+            return alone
     return PlacementVerdict(placement, confidence, allowed, reason, evidence, remedy)
 
 
@@ -308,15 +320,56 @@ def _seen(facts: PathFacts) -> tuple[str, ...]:
         f"options {_line(','.join(row.options))}; of the file system {_line(','.join(row.super_options))}",
         f"statfs says {facts.magic:#010x}",
     ]
-    lines += [_device_line(device) for device in facts.devices]
     return tuple(lines)
 
 
+def chain(facts: PathFacts) -> tuple[str, ...]:
+    """Return the backing chain as an indented tree, the mounted device first; a device on several paths is shown on each."""
+    by_name = {device.name: device for device in facts.devices}
+    shown: set[str] = set()
+
+    def lines(device: BlockDevice, depth: int) -> list[str]:
+        shown.add(device.name)
+        found = [f"{'  ' * depth}{_device_line(device)}"]
+        for name in device.below:
+            found += lines(by_name[name], depth + 1) if name in by_name and depth < len(by_name) else []
+        return found
+
+    tree = [line for device in facts.devices if device.name not in shown for line in lines(device, 0)]
+    if facts.backing is not None:
+        tree += [f"  the image {_line(facts.backing.real)}", *(f"    {line}" for line in chain(facts.backing))]
+    return tuple(tree)
+
+
+def fabric_attached(facts: PathFacts) -> str:
+    """Return whether the bytes are beyond this node: `yes`, `no` or `unknown`. Not the same as shared.
+
+    A disk of an NVMe-oF target or a network volume is attached by a fabric, and one node at a time can mount it.
+    """
+    known = FILE_SYSTEMS.get(facts.mount.type)
+    if known is not None and known.placement in SHARED | {Placement.SHARED_WRITEBACK, Placement.SHARED_OBJECT}:
+        return "yes"
+    leaves = [device for device in facts.devices if not device.below]
+    if not leaves or any(device.transport in ("virtio", "hypervisor") for device in leaves):
+        return "no" if known is not None and known.placement is Placement.VOLATILE else "unknown"
+    return "yes" if all(_device_class(device) is Placement.NODE_ATTACHED_NETWORK_BLOCK for device in leaves) else "no"
+
+
+def shared(verdict: PlacementVerdict) -> str:
+    """Return whether other nodes see the same files, as far as one node can tell."""
+    if verdict.placement in FAULTS | {Placement.UNKNOWN}:
+        return "unknown"
+    if not verdict.placement.value.startswith("SHARED_"):
+        return "no"
+    return "declared" if verdict.confidence is Confidence.DECLARED else "by its type; only `prove` shows it"
+
+
 def _device_line(device: BlockDevice) -> str:
-    words = [f"on {', '.join(device.below)}"] if device.below else []
-    words += [word for word in (device.transport, device.model) if word]
+    words = [word for word in (device.transport, device.model) if word]
     words += [f"file {device.backing_file}"] if device.backing_file else []
-    return _line(f"device {device.name}: {'; '.join(words) or 'nothing more is known'}")
+    if not words:
+        words = [f"made of {len(device.below)}" if device.below else "nothing more is known"]
+    return _line(f"{device.name}: {'; '.join(words)}")
 
 
 def _line(text: str) -> str:

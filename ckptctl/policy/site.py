@@ -82,12 +82,17 @@ class ExpectedMount:
 
 @dataclass(frozen=True)
 class SitePolicy:
-    """The site's word. The defaults are usable without any."""
+    """The site's word. The defaults are usable without any.
+
+    `untightened` is the site's word before a user tightened it: what that refuses stays refused, whatever the user's words make
+    of the path.
+    """
 
     mode: Mode = Mode.ENFORCE
     mounts: tuple[ExpectedMount, ...] = ()
     ephemeral_globs: tuple[str, ...] = ()
     allow: Mapping[Artifact, frozenset[Placement]] = field(default_factory=dict)
+    untightened: SitePolicy | None = None
 
     def allowed(self, artifact: Artifact) -> frozenset[Placement]:
         """Return the classes that may hold an artifact without anybody's further word."""
@@ -134,6 +139,7 @@ class SitePolicy:
             mounts=kept + added,
             ephemeral_globs=tuple(dict.fromkeys((*self.ephemeral_globs, *other.ephemeral_globs))),
             allow={kind: self.allowed(kind) & other.allow.get(kind, self.allowed(kind)) for kind in kinds},
+            untightened=self,
         )
 
 

@@ -287,3 +287,36 @@ def test_a_local_stage_needs_a_durable_target() -> None:
     assert [one["name"] for one in seen["report"]["findings"] if one["name"].startswith("tier")] == ["tier-target-refused"]
     code, seen = as_json("check", "/dev/shm/x", "--local-tier", "/dev/shm/y")
     assert code == 10
+
+
+# --- capacity, node-check ------------------------------------------------------------------------------------------
+
+
+def test_checkpoints_that_do_not_fit_are_exit_13_or_the_refusals_own(home: Path, tmp_path: Path) -> None:
+    code, out, _ = ckptctl("check", tmp_path, "--single-machine", "--accept-class", "CONTAINER_EPHEMERAL", "--params", "900T")
+    assert code == 13
+    assert "12 bytes per parameter with fsdp" in out
+    code, out, _ = ckptctl("check", tmp_path, "--single-machine", "--accept-class", "CONTAINER_EPHEMERAL", "--size", "1kB")
+    assert code == 0
+    assert ckptctl("check", tmp_path, "--size", "much")[0] == 2
+
+
+def test_the_size_of_the_last_checkpoint_is_used_where_there_is_one(root: Path) -> None:
+    out = ckptctl("check", root, "--single-machine", "--accept-class", "CONTAINER_EPHEMERAL")[1]
+    assert "3 checkpoints of 10.0 kB (as the last one)" in out
+
+
+def test_node_check_tells_of_every_promised_mount(home: Path) -> None:
+    file = home / "ckptctl" / "config.toml"
+    assert ckptctl("node-check", XDG_CONFIG_HOME=str(home))[:2] == (0, "ckptctl: 0 promised mount(s), all well\n")
+    file.write_text('[[mount]]\npath = "/dev/shm"\ntype = "tmpfs"\n')
+    code, out, _ = ckptctl("node-check", XDG_CONFIG_HOME=str(home))
+    assert code == 0
+    assert "/dev/shm: well" in out
+    file.write_text('[[mount]]\npath = "/dev/shm"\n[[mount]]\npath = "/no/such"\ntype = "lustre"\n')
+    code, out, _ = ckptctl("node-check", XDG_CONFIG_HOME=str(home))
+    assert code == 14
+    assert out.splitlines()[-1] == "ckptctl: /no/such MISSING_MOUNT"
+    code, out, _ = ckptctl("node-check", "--json", XDG_CONFIG_HOME=str(home))
+    seen = json.loads(out)
+    assert (seen["well"], seen["reason"]) == (False, "ckptctl: /no/such MISSING_MOUNT")

@@ -18,7 +18,8 @@ def on(cluster: Cluster, nodes: str, *words: str, timeout: float = 60) -> tuple[
     """Run ckptctl on the first of some nodes, inside a job of all of them."""
     inner = ["srun", "--overlap", "-N1", "-n1", *CKPTCTL, *words]
     count = str(len(nodes.split(",")))
-    done = cluster.run(["salloc", "-Q", "-N", count, "-w", nodes, "--ntasks-per-node=1", *inner], timeout)
+    command = ["salloc", "-Q", "-N", count, "-w", nodes, "--ntasks-per-node=1", *inner]
+    done = cluster.run(command, timeout, env={"CKPTCTL_VISIBLE_S": "8"})
     return done.returncode, done.stdout, done.stderr
 
 

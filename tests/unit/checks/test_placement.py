@@ -11,7 +11,17 @@ import pytest
 from ckptctl.model.mount import BlockDevice, PathFacts
 from ckptctl.model.verdict import Confidence, Placement
 from ckptctl.policy.filesystems import FILE_SYSTEMS
-from ckptctl.policy.placement import ACCEPTABLE, SHARED, PlacementVerdict, judge, option_findings, without_facts
+from ckptctl.policy.placement import (
+    ACCEPTABLE,
+    SHARED,
+    PlacementVerdict,
+    chain,
+    fabric_attached,
+    judge,
+    option_findings,
+    shared,
+    without_facts,
+)
 from ckptctl.storage.mounts import parse_row
 
 P = Placement
@@ -320,9 +330,32 @@ def test_the_worst_device_decides_and_none_makes_it_shared(devices: tuple[BlockD
     found = verdict(on(*devices))
     assert (found.placement, found.allowed, found.exit_code) == (expected, False, 10)
     for device in devices:
-        assert any(f"device {device.name}:" in line for line in found.evidence)
+        assert any(line.strip().startswith(f"{device.name}: ") for line in chain(on(*devices)))
     declared = verdict(on(*devices), single_machine=True)
     assert declared.allowed is (expected in (P.NODE_LOCAL, P.NODE_ATTACHED_NETWORK_BLOCK))
+
+
+def test_the_chain_is_shown_as_a_tree() -> None:
+    tree = chain(on(LVM, *(replace(NVME, name=name) for name in LVM.below)))
+    assert not tree[0].startswith(" ")
+    assert all(line.startswith("  ") and not line.startswith("   ") for line in tree[1:])
+    assert len(tree) == 1 + len(LVM.below)
+
+
+@pytest.mark.parametrize(
+    ("seen", "attached"),
+    [
+        (on(PART, NVME), "no"),
+        (on(FABRIC), "yes"),
+        (on(LVM, NVME, FABRIC), "no"),
+        (on(BlockDevice("vda", "virtio")), "unknown"),
+        (facts(LUSTRE_ROW, LUSTRE), "yes"),
+    ],
+)
+def test_that_bytes_lie_beyond_the_node_is_not_that_they_are_shared(seen: PathFacts, attached: str) -> None:
+    assert fabric_attached(seen) == attached
+    found = verdict(seen)
+    assert shared(found) == ("by its type; only `prove` shows it" if found.placement is P.SHARED_PARALLEL else "no")
 
 
 @pytest.mark.parametrize(

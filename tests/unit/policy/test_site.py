@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ckptctl.model.mount import BlockDevice, MountRow, PathFacts
@@ -160,6 +160,7 @@ POLICIES = st.builds(
 SEEN = [facts(), facts(type="virtiofs", source="jail"), facts(**ROOT_DISK)]
 
 
+@settings(max_examples=400)
 @given(POLICIES, POLICIES, st.sampled_from(SEEN), st.sampled_from(Artifact))
 def test_no_word_of_a_user_allows_what_the_site_refuses(
     site: SitePolicy, user: SitePolicy, seen: PathFacts, artifact: Artifact
