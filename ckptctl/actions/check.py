@@ -9,9 +9,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ckptctl.checks import gds
+from ckptctl.checks import capabilities, gds
 from ckptctl.checks.child import run_in_child
-from ckptctl.checks.path import SPACE_FINDINGS, findings, look, look_for_lineage, probe_writes
+from ckptctl.checks.path import SPACE_FINDINGS, findings, look, look_for_lineage
 from ckptctl.errors import CkptctlError, DeadlineExceeded, StorageFault
 from ckptctl.model.checkpoint import PROOF
 from ckptctl.model.mount import PathFacts
@@ -70,7 +70,7 @@ def check(
 ) -> CheckResult:
     """Check one path from this node, as this user. Returns by the deadline, also when a mount hangs.
 
-    With `probe` an allowed, existing folder is also written to: one file `.ckptctl-probe-*`, which is removed again.
+    With `probe` an allowed, existing folder is also written to: a folder `.ckptctl-probe-*`, which is removed again.
     Without it nothing is created. Says nothing about other nodes. Raises `UsageError` for what is no path.
     """
     end = time.monotonic() + deadline_s
@@ -254,7 +254,7 @@ def _probe(facts: PathFacts, verdict: PlacementVerdict, left_s: float) -> tuple[
     if not verdict.allowed or facts.missing or not facts.writable:
         message = "nothing was written as a probe: the folder is missing, not writable or refused"
         return (Finding("not-probed", Severity.INFO, message, where=facts.real),)
-    return probe_writes(facts.existing, deadline_s=left_s)
+    return capabilities.probe(facts.existing, deadline_s=left_s)
 
 
 def _exit_code(verdict: PlacementVerdict, found: list[Finding]) -> int:

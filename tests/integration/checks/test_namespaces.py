@@ -20,7 +20,7 @@ LOOK = """
 import json, sys
 from dataclasses import asdict
 from ckptctl.actions.check import check, probe_node
-from ckptctl.checks.path import probe_writes
+from ckptctl.checks.capabilities import probe
 from ckptctl.model.verdict import Placement
 accept = frozenset({Placement.CONTAINER_EPHEMERAL})
 for path in sys.argv[1:]:
@@ -204,11 +204,14 @@ def test_a_mount_that_is_detached_while_a_process_is_in_it(tmp_path: Path) -> No
 def test_direct_io_that_is_refused_and_space_that_is_gone_are_found_by_a_probe(tmp_path: Path) -> None:
     code = """
 import json, os, sys
-from ckptctl.checks.path import probe_writes
+from ckptctl.checks.capabilities import probe
 for folder in sys.argv[1:]:
-    print(json.dumps([[finding.name for finding in probe_writes(folder, deadline_s=10)], os.listdir(folder)]))
+    print(json.dumps([[finding.name for finding in probe(folder, deadline_s=10)], os.listdir(folder)]))
 """
     setup = "mkdir none full; mount -t ramfs x none; mount -t tmpfs -o size=4k y full; "
     setup += "head -c 4096 /dev/zero > full/fill"
     out = inside(tmp_path, setup, code, f"{tmp_path}/none", f"{tmp_path}/full")
-    assert [json.loads(line) for line in out.splitlines()] == [[["no-direct-io"], []], [["no-space"], ["fill"]]]
+    assert [json.loads(line) for line in out.splitlines()] == [
+        [["probed", "no-direct-io"], []],
+        [["no-space"], ["fill"]],
+    ]

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
 from ckptctl.actions import inspect
 from ckptctl.model.verdict import Completeness
@@ -39,7 +40,7 @@ def run(what: str, world: int, folder: Path, codes: dict[int, int] | None = None
     try:
         for rank in range(world):
             with open(f"{out}.{rank}.log", "wb") as log:
-                command = [sys.executable, str(HERE / "pair_worker.py"), what, str(folder / "root"), str(out)]
+                command = [sys.executable, str(HERE / "failing_worker.py"), what, str(folder / "root"), str(out)]
                 environment = {**base, "RANK": str(rank)}
                 workers.append(subprocess.Popen(command, env=environment, stdout=log, stderr=subprocess.STDOUT))
         for rank, worker in enumerate(workers):
@@ -64,63 +65,64 @@ def same(left: Any, right: Any) -> bool:
     return bool(left == right)
 
 
-def test_either_way_to_save_names_the_failing_rank_on_every_rank_and_goes_on_afterwards(tmp_path: Path) -> None:
-    seen = run("pair", 2, tmp_path)
-    for failing in (0, 1):
-        for one in seen:
-            assert one[f"save {failing}"].startswith("SaveFailed: "), one[f"save {failing}"]
-            for way in ("save", "dcp"):
-                assert f"rank {failing}: OutOfSpace: cannot write the shard" in one[f"{way} {failing}"], (way, failing)
-    assert all(one["folders"] == ["step-00000001.g0001"] for one in seen)
-    root = tmp_path / "root"
-    assert folders(root) == ["step-00000001.g0001", "step-00000009.g0001"]
-    for name in folders(root):
-        assert inspect.verify(str(root / name), deep=True).verdict is Completeness.COMPLETE
-    whole = tmp_path / "whole.pt"
-    stock = [sys.executable, str(HERE / "stock_reader.py"), str(root / "step-00000001.g0001"), str(whole)]
-    done = subprocess.run(stock, capture_output=True, text=True, timeout=DEADLINE_S)
-    assert done.returncode == 0, done.stderr[-3000:]
-    found = torch.load(whole, weights_only=False)
-    assert same(found["model"], dict(seen[0]["saved"]["model"]))
-    for name, entry in seen[0]["saved"]["optim"]["state"].items():
-        assert same(found["optim"]["state"][name], entry), name
-    (loaded, *_) = run("pair-load", 1, tmp_path)
-    assert same(loaded["loaded"], seen[0]["last"])
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of the checkpoint root of this module's worlds."""
+    return tmp_path_factory.mktemp("worlds")
 
 
 @pytest.fixture(scope="module")
-def bereaved(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[dict[str, Any]], float]:
-    """A world of two nodes whose rank 1 died in the write of step 2: its folder, what was seen, the seconds it took."""
-    folder = tmp_path_factory.mktemp("bereaved")
-    begun = time.monotonic()
-    seen = run("alone", 2, folder, codes={1: 9})
-    return folder, seen, time.monotonic() - begun
-
-
-def test_a_rank_that_dies_in_its_write_ends_the_save_at_once_and_the_last_checkpoint_stays(bereaved: Any) -> None:
-    folder, seen, took_s = bereaved
-    assert seen[0]["error"]
-    assert took_s < 60, "a lost rank is learned from its connection, not from a deadline"
-    assert folders(folder / "root") == ["step-00000001.g0001"]
-    assert inspect.verify(str(folder / "root" / "step-00000001.g0001"), deep=True).verdict is Completeness.COMPLETE
-
-
-def test_a_rank_that_dies_in_its_write_makes_save_raise_save_failed_on_the_others(bereaved: Any) -> None:
-    _, seen, _ = bereaved
-    assert seen[0]["error"].startswith("SaveFailed: "), seen[0]["error"]
-    assert "a rank was lost" in seen[0]["error"]
+def lost(folder: Path) -> list[dict[str, Any]]:
+    """What the ranks saw of a world whose ranks failed one by one, and whose last rank then died."""
+    return run("lose", 2, folder, codes={1: 9})
 
 
 @pytest.fixture(scope="module")
-def resumed(bereaved: Any) -> list[dict[str, Any]]:
-    """What the ranks of a new world of the same size saw when they loaded step 1."""
-    return run("alone-load", 2, bereaved[0])
+def resumed(lost: list[dict[str, Any]], folder: Path) -> list[dict[str, Any]]:
+    """What the ranks of a new world of the same size saw when they loaded."""
+    return run("resume", 2, folder)
 
 
-def test_each_rank_gets_its_own_random_numbers_back(bereaved: Any, resumed: list[dict[str, Any]]) -> None:
-    assert [one["step"] for one in resumed] == [1, 1]
-    assert [one["draws"] for one in resumed] == [one["expected"] for one in bereaved[1]]
+@pytest.mark.parametrize("failing", [0, 1])
+def test_a_rank_that_cannot_write_is_named_on_every_rank_by_both_ways_to_save(lost: list[dict[str, Any]], failing: int) -> None:
+    for one in lost:
+        assert one[f"save {failing}"].startswith("SaveFailed: ")
+        for way in ("save", "dcp"):
+            assert f"node n{failing} failed: rank {failing}: OutOfSpace: cannot write the shard" in one[f"{way} {failing}"], way
+        assert one["folders"] == ["step-00000001.g0001"]
+
+
+def test_after_failed_saves_only_whole_checkpoints_are_there(lost: list[dict[str, Any]], folder: Path) -> None:
+    assert folders(folder / "root") == ["step-00000001.g0001", "step-00000010.g0001"]
+    for name in folders(folder / "root"):
+        assert inspect.verify(str(folder / "root" / name), deep=True).verdict is Completeness.COMPLETE
+
+
+@pytest.mark.parametrize(("saved", "step"), [("first", 1), ("second", 10)], ids=["dcp writer", "save"])
+def test_parameters_and_moments_of_both_ways_to_save_are_read_whole(
+    lost: list[dict[str, Any]], folder: Path, tmp_path: Path, saved: str, step: int
+) -> None:
+    dcp_to_torch_save(str(folder / "root" / f"step-{step:08d}.g0001"), str(tmp_path / "whole.pt"))
+    found = torch.load(tmp_path / "whole.pt", weights_only=False)
+    assert same(found["model"], dict(lost[0][saved]["model"]))
+    assert same(found["optim"]["state"], dict(lost[0][saved]["optim"]["state"]))
+
+
+def test_a_rank_that_dies_in_its_write_ends_the_save_of_the_others_at_once(lost: list[dict[str, Any]]) -> None:
+    assert lost[0]["lost"]
+    assert lost[0]["lost after"] < 30, "a lost rank is learned from its connection, not from a deadline"
+
+
+def test_a_rank_that_dies_in_its_write_makes_save_raise_save_failed_on_the_others(lost: list[dict[str, Any]]) -> None:
+    assert lost[0]["lost"].startswith("SaveFailed: "), lost[0]["lost"]
+    assert "a rank was lost" in lost[0]["lost"]
+
+
+def test_each_rank_gets_its_own_random_numbers_back(lost: list[dict[str, Any]], resumed: list[dict[str, Any]]) -> None:
+    assert [one["step"] for one in resumed] == [10, 10]
+    assert [one["draws"] for one in resumed] == [one["draws"] for one in lost]
     assert resumed[0]["draws"] != resumed[1]["draws"]
+    assert same(resumed[0]["loaded"], lost[0]["second"])
 
 
 def test_a_value_with_a_name_per_rank_comes_back_when_the_others_may_be_unloaded(resumed: list[dict[str, Any]]) -> None:

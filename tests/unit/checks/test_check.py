@@ -16,7 +16,8 @@ from typing import Any
 import pytest
 
 from ckptctl.actions.check import CheckResult, check, probe_node
-from ckptctl.checks.path import findings, probe_writes
+from ckptctl.checks.capabilities import probe
+from ckptctl.checks.path import findings
 from ckptctl.errors import UsageError
 from ckptctl.model.verdict import Confidence, Placement
 from ckptctl.storage.mounts import examine
@@ -178,7 +179,7 @@ def test_space(tmp_path: Path, changes: dict[str, int | None], expected: dict[st
 
 
 def test_a_probe_of_a_folder_that_is_gone(tmp_path: Path) -> None:
-    found = probe_writes(f"{tmp_path}/gone", deadline_s=10)
+    found = probe(f"{tmp_path}/gone", deadline_s=10)
     assert [(finding.name, finding.severity.value) for finding in found] == [("not-writable", "error")]
     assert found[0].facts["errno"] == errno.ENOENT
 

@@ -9,7 +9,7 @@ import zipfile
 import pytest
 import torch
 from ckptctl_torch.slots import slot_size, stretch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 EOCD, LOCATOR, EOCD64 = b"PK\x05\x06", b"PK\x06\x07", b"PK\x06\x06"
@@ -112,6 +112,7 @@ def test_nothing_is_refused_at_any_size(size: int) -> None:
         stretch(b"", size)
 
 
+@settings(deadline=None)
 @given(st.integers(0, 200_000), st.integers(0, 255))
 def test_a_text_of_any_length_fills_its_slot_and_survives_in_it(length: int, letter: int) -> None:
     value = {"text": chr(letter) * length, "tensor": torch.full((3,), letter)}
@@ -125,6 +126,7 @@ def test_a_text_of_any_length_fills_its_slot_and_survives_in_it(length: int, let
         assert opened.testzip() is None
 
 
+@settings(deadline=None)
 @given(st.integers(1, 5000))
 def test_one_byte_less_than_the_archive_never_fits(less: int) -> None:
     archive = saved("x" * 5000)

@@ -1,7 +1,6 @@
-"""One rank of a small world, started by `test_world_failures.py`: `pair_worker.py WHAT ROOT OUT`.
+"""One rank of a world of nodes with one rank each, started by `test_world_failures.py`: `failing_worker.py WHAT ROOT OUT`.
 
-WHAT: `pair` (the DCP pair with an optimizer, then failing ranks in both ways to save, then one more save), `pair-load` (load
-by the reader), `alone` (each rank is a node; each saves its own random numbers; a lost rank), `alone-load`.
+WHAT: `lose` (the DCP writer; failing ranks in both ways to save; a save; then the last rank dies in its write) or `resume`.
 """
 
 from __future__ import annotations
@@ -10,20 +9,16 @@ import copy
 import os
 import random
 import sys
+import time
 from typing import Any
 
 import ckptctl_torch.checkpointer as module
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
-from ckptctl_torch import Checkpointer, CheckpointReader, CheckpointWriter
+from ckptctl_torch import Checkpointer, CheckpointWriter
 from torch import nn
-from torch.distributed.checkpoint.state_dict import (
-    StateDictOptions,
-    get_model_state_dict,
-    get_optimizer_state_dict,
-    set_optimizer_state_dict,
-)
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict, get_optimizer_state_dict
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
@@ -33,14 +28,13 @@ from ckptctl.scheduler.slurm import SlurmScheduler
 
 what, root, out = sys.argv[1:]
 rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-ranks_a_node = 1 if what.startswith("alone") else 2
 
 
 class Placed(SlurmScheduler):
-    """Outside any job, with one or two ranks on each node."""
+    """Outside any job, each rank on a node of its own."""
 
     def this_node(self) -> Node:
-        return Node(f"n{rank // ranks_a_node}", "boot")
+        return Node(f"n{rank}", "boot")
 
 
 module.joining.scheduler_here = lambda name="auto": Placed()  # type: ignore[attr-defined]
@@ -98,52 +92,46 @@ def refuse(*_: object) -> None:
 
 
 seen: dict[str, Any] = {}
-with Checkpointer(root=root) as ckpt:
-    state = {"model": model, "optim": optimizer}
-    write = ckpt.session.engine.write
-    if what == "pair":
+state = {"model": model, "optim": optimizer}
+if what == "lose":
+    with Checkpointer(root=root) as ckpt:
+        engine = ckpt.session.engine
+        write = engine.write
+        random.seed(100 + rank)
+        torch.manual_seed(100 + rank)
         train(1)
         dcp.save(both(), storage_writer=CheckpointWriter(ckpt, 1))
-        seen["saved"] = whole()
-        for failing in (0, 1):
+        seen["first"] = whole()
+        for failing in range(world):
             if rank == failing:
-                ckpt.session.engine.write = refuse  # type: ignore[method-assign, assignment]
+                engine.write = refuse  # type: ignore[method-assign, assignment]
             seen[f"save {failing}"] = error_of(lambda: ckpt.save(2 + failing, state))  # noqa: B023
-            seen[f"dcp {failing}"] = error_of(lambda: dcp.save(both(), storage_writer=CheckpointWriter(ckpt, 4 + failing)))  # noqa: B023
-            ckpt.session.engine.write = write  # type: ignore[method-assign]
+            seen[f"dcp {failing}"] = error_of(lambda: dcp.save(both(), storage_writer=CheckpointWriter(ckpt, 6 + failing)))  # noqa: B023
+            engine.write = write  # type: ignore[method-assign]
         dist.barrier()
         seen["folders"] = sorted(name for name in os.listdir(root) if name.startswith("step-"))
         dist.barrier()
         train(2)
-        ckpt.save(9, state)
-        seen["last"] = whole()
-    elif what == "pair-load":
-        train(5)
-        target = both()
-        dcp.load(target, storage_reader=CheckpointReader(ckpt))
-        set_optimizer_state_dict(model, optimizer, target["optim"])
-        seen["loaded"] = whole()
-    elif what == "alone":
-        random.seed(100 + rank)
-        torch.manual_seed(100 + rank)
-        train(1)
-        ckpt.save(1, {**state, f"mine/{rank}": rank * 11, "shared": "same"})
-        seen["expected"] = draws()
+        ckpt.save(10, {**state, f"mine/{rank}": rank * 11, "shared": "same"})
+        seen["second"] = whole()
+        seen["draws"] = draws()
         if rank == world - 1:
             torch.save(seen, f"{out}.{rank}")
-            ckpt.session.engine.write = lambda *_: os._exit(9)  # type: ignore[method-assign, assignment]
-        seen["error"] = error_of(lambda: ckpt.save(2, {**state, f"mine/{rank}": 0, "shared": "lost"}))
+            engine.write = lambda *_: os._exit(9)  # type: ignore[method-assign, assignment]
+        begun = time.monotonic()
+        seen["lost"] = error_of(lambda: ckpt.save(11, {**state, f"mine/{rank}": 0, "shared": "lost"}))
+        seen["lost after"] = time.monotonic() - begun
         torch.save(seen, f"{out}.{rank}")
-        os._exit(0)
-    elif what == "alone-load":
-        mine: dict[str, Any] = {**state, f"mine/{rank}": -1, "shared": ""}
-        seen["error"] = error_of(lambda: ckpt.load(mine))
-        seen["mine"] = mine[f"mine/{rank}"]
-if what == "alone-load":
-    with Checkpointer(root=root, allow_unloaded=["mine/*"]) as ckpt:
-        mine = {**state, f"mine/{rank}": -1, "shared": ""}
-        seen["step"] = ckpt.load(mine)
-        seen["allowed"] = (mine[f"mine/{rank}"], mine["shared"])
-        seen["draws"] = draws()
+        os._exit(0)  # the group is broken: leaving it in order would wait for the dead
+with Checkpointer(root=root) as ckpt:
+    mine: dict[str, Any] = {**state, f"mine/{rank}": -1, "shared": ""}
+    seen["error"] = error_of(lambda: ckpt.load(mine))
+    seen["mine"] = mine[f"mine/{rank}"]
+with Checkpointer(root=root, allow_unloaded=["mine/*"]) as ckpt:
+    mine = {**state, f"mine/{rank}": -1, "shared": ""}
+    seen["step"] = ckpt.load(mine)
+    seen["allowed"] = (mine[f"mine/{rank}"], mine["shared"])
+    seen["draws"] = draws()
+    seen["loaded"] = whole()
 torch.save(seen, f"{out}.{rank}")
 dist.destroy_process_group()
