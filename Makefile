@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 DEBIAN := slurmctld slurmd slurm-client munge glusterfs-server glusterfs-client strace iproute2 attr util-linux
 
-.PHONY: demo test check e2e install system clean
+.PHONY: demo test check e2e docs bench install system clean
 
 demo: install ## lose a node in the middle of a save, and come back bit for bit (no Slurm, no GPU, no root)
 	$(BIN)/ckptctl demo
@@ -14,14 +14,21 @@ test: install system ## everything, the cluster test included where the machine 
 	$(BIN)/pytest
 
 check: install ## format, lint, types, imports, fast tests
-	$(BIN)/ruff format --check ckptctl plugins tests slurm
-	$(BIN)/ruff check ckptctl plugins tests slurm
+	$(BIN)/ruff format --check ckptctl plugins tests slurm docs
+	$(BIN)/ruff check ckptctl plugins tests slurm docs
 	$(BIN)/mypy ckptctl plugins tests/support
 	$(BIN)/lint-imports
 	$(BIN)/pytest tests/unit tests/property tests/cli -q
 
 e2e: install system ## the cluster scenarios only
 	$(BIN)/pytest tests/e2e tests/conformance -m e2e
+
+docs: install ## the reference pages that are made from the code
+	$(BIN)/python docs/generate.py
+
+bench: install ## ratios, all rivals in one run
+	$(BIN)/python tests/bench/check.py
+	$(BIN)/python tests/bench/prove.py
 
 install: $(STAMP)
 

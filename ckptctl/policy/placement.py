@@ -20,6 +20,23 @@ NO_POLICY = SitePolicy()
 """No word of the site: the defaults."""
 SHARED = frozenset({Placement.SHARED_PARALLEL, Placement.SHARED_SERVER})
 """What a checkpoint may be written to without anybody's word."""
+MEANINGS = {
+    Placement.SHARED_PARALLEL: "a parallel file system that all nodes mount",
+    Placement.SHARED_SERVER: "a file server, or a set of servers behind one protocol, that all nodes mount",
+    Placement.SHARED_WRITEBACK: "visible on all nodes before it is safe: bytes stay on this node for a while",
+    Placement.SHARED_OBJECT: "an object store behind a folder: no atomic rename, and not every fsync makes an object",
+    Placement.SHARED_EPHEMERAL: "shared, and removed with the job or by the site",
+    Placement.NODE_ATTACHED_NETWORK_BLOCK: "a network volume: it outlives the node, and one node at a time can mount it",
+    Placement.NODE_LOCAL: "a disk of this node, lost with it",
+    Placement.CONTAINER_EPHEMERAL: "a layer that is removed with its container, or a mounted folder that was deleted",
+    Placement.VOLATILE: "memory of this node, lost with it",
+    Placement.READ_ONLY: "nothing can be written",
+    Placement.AUTOFS_PENDING: "an automount that was triggered and did not come",
+    Placement.MISSING_MOUNT: "the site promises a mount here, and something else is here",
+    Placement.UNREACHABLE: "it did not answer by the deadline, or the mount is dead",
+    Placement.UNKNOWN: "nobody knows what it is, or what is known contradicts itself",
+}
+"""What each class means, in one line."""
 FAULTS = frozenset(
     {Placement.READ_ONLY, Placement.MISSING_MOUNT, Placement.UNREACHABLE, Placement.AUTOFS_PENDING},
 )

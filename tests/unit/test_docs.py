@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib.util
 import re
 from pathlib import Path
 
@@ -13,6 +14,8 @@ import typer
 from ckptctl.cli.main import app
 from ckptctl.errors import CkptctlError
 from ckptctl.model import manifest
+from ckptctl.model.verdict import Placement
+from ckptctl.policy.placement import MEANINGS
 from ckptctl.policy.site import Artifact, ExpectedMount, Mode, SitePolicy
 from ckptctl.saving.session import Incarnation
 from ckptctl.settings import Settings
@@ -96,3 +99,17 @@ def test_every_journal_event_is_in_the_format() -> None:
     names = [value for key, value in vars(journal).items() if key.isupper() and isinstance(value, str)]
     assert len(names) > 5
     assert all(f"`{name}`" in text for name in names)
+
+
+def test_the_pages_that_are_made_from_the_code_are_up_to_date() -> None:
+    spec = importlib.util.spec_from_file_location("generate", ROOT / "docs" / "generate.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    for name, page in module.PAGES.items():
+        assert (ROOT / "docs" / name).read_text() == page(), f"{name}: run `make docs`"
+
+
+def test_every_class_has_a_meaning() -> None:
+    assert set(MEANINGS) == set(Placement)
