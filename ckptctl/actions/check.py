@@ -184,8 +184,8 @@ def probe_node(
     """Return one node's answer about a checkpoint root, as JSON, for a comparison with the other nodes' answers.
 
     Creates nothing and returns by the deadline. Keys: `path`, `real` (None when the path did not answer), `placement`,
-    `confidence`, `allowed`, `reason`, `remedy`, `exit_code` (of the placement alone), `identity` (type, source, root,
-    or None), `missing`, `writable`, `writable_errno`, `lineage_visible`, `lineage_id`, `lineage_problem`.
+    `confidence`, `allowed`, `provable`, `reason`, `remedy`, `exit_code` (of the placement alone), `identity` (type, source,
+    root, or None), `missing`, `writable`, `writable_errno`, `lineage_visible`, `lineage_id`, `lineage_problem`.
     """
     facts: PathFacts | None = None
     lineage: dict[str, Any] = {"visible": False, "id": None, "problem": ""}
@@ -204,6 +204,7 @@ def probe_node(
         "placement": verdict.placement.value,
         "confidence": verdict.confidence.value,
         "allowed": verdict.allowed,
+        "provable": verdict.provable,
         "reason": verdict.reason,
         "remedy": verdict.remedy,
         "exit_code": exit_code,

@@ -172,11 +172,18 @@ class _Run:
                 level=logging.WARNING,
             )
             return node_checks.ask_here(self.scheduler, self.root, self.settings)
-        if not verdict.fine or self.scheduler.capabilities.single_machine or len(self.job.nodes) < 2:
+        judged = verdict.fine or verdict.provable
+        if not judged or self.scheduler.capabilities.single_machine or len(self.job.nodes) < 2:
             return verdict
         found = prove(self.scheduler, self.job, self.root, self.settings).verdict
         if found.proof is Proof.UNPROVED_SINGLE_NODE:
             return replace(verdict, summary=f"{verdict.summary}; not proved: {found.reason}")
+        if verdict.refused and found.proof is Proof.PROVED:
+            said = f"{verdict.refused[1]}; all nodes share it by proof, so the job goes on"
+            events.emit(events.PROBE, f"{said}: have the site declare it (docs: choose your mounts)", level=logging.WARNING)
+            return NodesVerdict({}, None, said)
+        if verdict.refused:
+            return verdict
         return NodesVerdict(found.blamed, None, f"{verdict.summary}, shared by proof")
 
     def _refuse(self, verdict: NodesVerdict) -> None:

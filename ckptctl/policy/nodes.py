@@ -19,6 +19,8 @@ class NodesVerdict:
     blamed: Mapping[str, str]
     refused: tuple[int, str, str] | None = None
     summary: str = ""
+    provable: bool = False
+    """Whether all nodes refuse it only because nobody knows the file system: a proof may still allow it."""
 
     @property
     def fine(self) -> bool:
@@ -41,7 +43,8 @@ def judge(answers: Mapping[str, Mapping[str, Any]], silent: Mapping[str, str]) -
         first = next(iter(bad))
         code, reason, remedy = bad[first]
         where = f"on all {len(bad)} nodes that answered" if len(answers) > 1 else f"on {first}"
-        return NodesVerdict({}, (code, f"{where}: {reason}", remedy))
+        provable = not silent and all(answer.get("provable") and answer["writable"] for answer in answers.values())
+        return NodesVerdict({}, (code, f"{where}: {reason}", remedy), provable=provable)
     blamed.update({node: reason for node, (_, reason, _) in bad.items()})
     for key, what in ((_identity, "volume"), (_lineage, "lineage")):
         views = {node: key(answer) for node, answer in good.items() if node not in blamed}

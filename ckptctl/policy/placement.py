@@ -78,6 +78,8 @@ class PlacementVerdict:
     reason: str
     evidence: tuple[str, ...] = ()
     remedy: str = ""
+    provable: bool = False
+    """Whether it is refused only because nobody knows the file system: a proof across nodes says what is missing."""
 
     @property
     def exit_code(self) -> int:
@@ -93,6 +95,7 @@ class _Class:
     reason: str
     evidence: tuple[str, ...] = ()
     final: bool = False  # nobody's word changes it
+    provable: bool = False  # only a proof is missing
 
 
 def judge(
@@ -145,7 +148,8 @@ def judge(
         )
         if not alone.allowed:
             return alone
-    return PlacementVerdict(placement, confidence, allowed, reason, evidence, remedy)
+    provable = found.provable and placement is Placement.UNKNOWN and not allowed and artifact.durable
+    return PlacementVerdict(placement, confidence, allowed, reason, evidence, remedy, provable)
 
 
 def without_facts(placement: Placement, reason: str, *, remedy: str = "") -> PlacementVerdict:
@@ -207,7 +211,7 @@ def _classify(facts: PathFacts, job_id: str | None, temporary_dirs: tuple[str, .
         )
     if known is None:
         kind = "an interface of the kernel" if row.type in KERNEL_TYPES else "a file system that ckptctl does not know"
-        return _Class(Placement.UNKNOWN, f"{kind}: {what}")
+        return _Class(Placement.UNKNOWN, f"{kind}: {what}", provable=row.type not in KERNEL_TYPES)
     if facts.magic not in known.magics:
         return _Class(Placement.UNKNOWN, f"the mount table says {row.type}, statfs says {facts.magic:#010x}: {what}")
     note = (known.note,) if known.note else ()
@@ -222,7 +226,8 @@ def _classify(facts: PathFacts, job_id: str | None, temporary_dirs: tuple[str, .
         return _on_devices(facts, what)
     if known.placement is Placement.VOLATILE:
         return _Class(Placement.VOLATILE, f"in this node's memory: {what}")
-    return _Class(known.placement, f"{known.note}: {what}" if known.note else what)
+    provable = known.placement is Placement.UNKNOWN
+    return _Class(known.placement, f"{known.note}: {what}" if known.note else what, provable=provable)
 
 
 def _layered(row: MountRow, what: str) -> _Class:

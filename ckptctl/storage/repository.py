@@ -262,9 +262,9 @@ class Repository:
             files.make_folder(path)
         except FileExistsError as exc:
             raise StepTaken(
-                f"step {plan.step} was already saved by generation {plan.generation}",
+                f"step {plan.step} was already saved, or tried, by generation {plan.generation}",
                 context=path,
-                hint="save each step once; if another process writes here, give it a root of its own",
+                hint="save each step once, also one whose save failed; a process of another run needs a root of its own",
             ) from exc
         files.make_folder(os.path.join(path, PROOF))
         files.make_folder(os.path.join(path, PROOF, "receipts"))

@@ -127,6 +127,7 @@ class Checkpointer:
             if self._pending is not None and self._pending[1] is not None:
                 self._pending[1].wait()
             self._group.close()
+        self._session = self._group = None
 
     def _note_signal(self, _number: int, _frame: FrameType | None) -> None:
         self._signalled = True
@@ -148,7 +149,7 @@ class Checkpointer:
     @property
     def resume_path(self) -> str:
         """The folder of the checkpoint that this incarnation resumes from; empty for a start at step 0."""
-        return self._incarnation.path
+        return self.session.incarnation.path
 
     @property
     def stopping(self) -> bool:
@@ -163,7 +164,7 @@ class Checkpointer:
         Modules, optimizers and objects are loaded in place; plain values are replaced in `state` itself. Raises
         `KeyMismatch` naming each key that was asked for and is not there, or is there and nobody asked for.
         """
-        session = self.session
+        session, group = self.session, self.group
         if not self._incarnation.path:
             return 0
         reader = FileSystemReader(self._incarnation.path)
@@ -171,8 +172,16 @@ class Checkpointer:
         template = states.template(state, metadata)
         own = rng.rng_key(session.rank)
         saved = set(metadata.state_dict_metadata)
+        absent = states.not_saved(state, saved)
+        apart = states.set_apart(state, template, saved)
         wanted = set(states.keys_of(template))
-        states.check_keys(saved, wanted, self._allow_missing, self._allow_unloaded)
+        mine = states.not_asked_for(saved, wanted, self._allow_unloaded)
+        unloaded = set.intersection(*map(set, group.gather(mine)))
+        group.all_do(
+            lambda: states.check_keys(saved, wanted, self._allow_missing, self._allow_unloaded, unloaded), "comparing the keys"
+        )
+        for key in absent:
+            template.pop(key)
         restores_rng = own in saved
         if restores_rng:
             template[own] = rng.placeholder()
@@ -186,11 +195,11 @@ class Checkpointer:
             template,
             storage_reader=reader,
             planner=DefaultLoadPlanner(allow_partial_load=bool(self._allow_missing)),
-            process_group=self.group.group,
-            **_ALONE if self.group.group is None else {},
+            process_group=group.group,
+            **_ALONE if group.group is None else {},
         )
         captured = template.pop(own, None)
-        states.restore(state, template)
+        states.restore(state, template, apart, absent)
         if restores_rng:
             rng.restore(captured)
         return self._incarnation.step
@@ -298,7 +307,7 @@ def leave_receipts(session: Session, group: CpuGroup, step: int, write: Callable
     silent = ""
     members = session.nodes[session.node]
     if session.leads_node:
-        answers = [(receipt, error), *(group.receive(member) for member in members[1:])]
+        answers = [(receipt, error), *(_hand_over(group, member) for member in members[1:])]
         problems = "; ".join(text for _, text in answers if text)
         try:
             session.leave_receipt(step, [part for part, _ in answers if part is not None], error=problems)
@@ -309,3 +318,12 @@ def leave_receipts(session: Session, group: CpuGroup, step: int, write: Callable
     if error or silent:
         events.emit(events.SAVE_FAILED, f"step {step}: {silent or error}", level=logging.ERROR)
     return group.watch(silent)
+
+
+def _hand_over(group: CpuGroup, member: int) -> tuple[RankReceipt | None, str]:
+    """Receive a rank's receipt or error; a rank that died has an error, too."""
+    try:
+        answer: tuple[RankReceipt | None, str] = group.receive(member)
+    except SaveFailed as exc:
+        return None, f"rank {member}: {exc.message}"
+    return answer

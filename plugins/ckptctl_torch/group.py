@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
 import torch
@@ -33,7 +34,8 @@ class CpuGroup:
         if self.group is None:
             return [value]
         found: list[Any] = [None] * self.world_size
-        dist.all_gather_object(found, value, group=self.group)
+        with _lost_ranks_told():
+            dist.all_gather_object(found, value, group=self.group)
         return found
 
     def broadcast(self, value: T) -> T:
@@ -41,14 +43,16 @@ class CpuGroup:
         if self.group is None:
             return value
         box = [value]
-        dist.broadcast_object_list(box, src=0, group=self.group)
+        with _lost_ranks_told():
+            dist.broadcast_object_list(box, src=0, group=self.group)
         return box[0]
 
     def maximum(self, *values: int) -> list[int]:
         """Return the element-wise maximum over all ranks; the one collective of a save that changes nothing."""
         tensor = torch.tensor(values, dtype=torch.int64)
         if self.group is not None:
-            dist.all_reduce(tensor, op=dist.ReduceOp.MAX, group=self.group)
+            with _lost_ranks_told():
+                dist.all_reduce(tensor, op=dist.ReduceOp.MAX, group=self.group)
         return [int(value) for value in tensor.tolist()]
 
     def start_maximum(self, tensor: torch.Tensor) -> Any:
@@ -78,12 +82,14 @@ class CpuGroup:
 
     def send(self, value: object, to: int) -> None:
         """Send an object to another rank."""
-        dist.send_object_list([value], dst=to, group=self.group)
+        with _lost_ranks_told():
+            dist.send_object_list([value], dst=to, group=self.group)
 
     def receive(self, sender: int) -> Any:
         """Receive an object from another rank."""
         box: list[Any] = [None]
-        dist.recv_object_list(box, src=sender, group=self.group)
+        with _lost_ranks_told():
+            dist.recv_object_list(box, src=sender, group=self.group)
         return box[0]
 
     def leader_does(self, action: Callable[[], T]) -> T:
@@ -91,7 +97,12 @@ class CpuGroup:
         outcome: tuple[bool, Any] = (True, None)
         if self.rank == 0:
             outcome = _attempt(action)
-        result: T = _take(self.broadcast(outcome))
+        try:
+            outcome = self.broadcast(outcome)
+        except SaveFailed:
+            if outcome[0]:
+                raise  # else the leader's own error says more than that nobody could be told of it
+        result: T = _take(outcome)
         return result
 
     def all_do(self, action: Callable[[], T], what: str) -> T:
@@ -114,6 +125,15 @@ class CpuGroup:
         if self.group is not None and dist.is_initialized():
             dist.destroy_process_group(self.group)
             self.group = None
+
+
+@contextlib.contextmanager
+def _lost_ranks_told() -> Iterator[None]:
+    """Turn gloo's word for a peer that is gone into ours."""
+    try:
+        yield
+    except RuntimeError as exc:
+        raise SaveFailed(f"a rank was lost: {str(exc).splitlines()[0]}", hint="see that rank's log, and its node") from exc
 
 
 def _attempt(action: Callable[[], Any]) -> tuple[bool, Any]:

@@ -12,6 +12,7 @@ from torch import nn
 from torch.distributed.checkpoint._nested_dict import flatten_state_dict
 from torch.distributed.checkpoint.metadata import BytesStorageMetadata, Metadata
 from torch.distributed.checkpoint.state_dict import (
+    _get_fqns,
     get_model_state_dict,
     get_optimizer_state_dict,
     set_model_state_dict,
@@ -24,11 +25,12 @@ OURS = "ckptctl."
 """Keys that begin so are ckptctl's own."""
 
 
-def collect(state: Mapping[str, Any]) -> dict[str, Any]:
+def collect(state: Mapping[str, Any], *, materialise: bool = False) -> dict[str, Any]:
     """Return `state` as a state dict for DCP; tensors are the live ones, not copies.
 
-    A fresh optimizer's state is made only to learn its shapes and is taken away again: its first update stays what it was.
-    Raises `UsageError` naming the key of an optimizer whose module is not in `state`.
+    An optimizer that has not stepped yet has no state to save. `materialise` makes one, to learn its shapes for a load, and
+    takes it away again: its first update stays what it was. Raises `UsageError` naming the key of an optimizer whose module is
+    not in `state`.
     """
     found: dict[str, Any] = {}
     for key, value in state.items():
@@ -36,8 +38,11 @@ def collect(state: Mapping[str, Any]) -> dict[str, Any]:
         if isinstance(value, nn.Module):
             found[key] = get_model_state_dict(value)
         elif isinstance(value, torch.optim.Optimizer):
+            fresh = not value.state
             with _left_as_found(value):
                 found[key] = get_optimizer_state_dict(_module_of(key, value, state), value)
+            if fresh and not materialise:
+                found[key].pop("state", None)
         elif _is_stateful(value):
             found[key] = value.state_dict()
         else:
@@ -51,7 +56,7 @@ def template(state: Mapping[str, Any], saved: Metadata | None = None) -> dict[st
     Objects (not modules or optimizers) may have grown other plain entries since: entries that `saved` has below such an
     object's key are asked for too.
     """
-    found = collect(state)
+    found = collect(state, materialise=True)
     paths = saved.planner_data or {} if saved is not None else {}
     for key, path in paths.items():
         owner = state.get(str(path[0]))
@@ -66,20 +71,63 @@ def keys_of(state_dict: Mapping[str, Any]) -> list[str]:
     return list(flatten_state_dict(dict(state_dict))[0])
 
 
-def restore(state: MutableMapping[str, Any], loaded: Mapping[str, Any]) -> None:
+def set_apart(state: Mapping[str, Any], found: dict[str, Any], saved: Collection[str]) -> dict[str, dict[str, Any]]:
+    """Take out of a template the optimizer state of parameters that had none when the checkpoint was saved.
+
+    Returns it by the optimizer's key and the parameter's name, for `restore`, which gives these parameters none either. The
+    state of an optimizer of which the checkpoint holds nothing at all stays in: it was asked for and is not there.
+    """
+    apart: dict[str, dict[str, Any]] = {}
+    for key, value in state.items():
+        if not isinstance(value, torch.optim.Optimizer):
+            continue
+        known = {name for name in saved if name.startswith(f"{key}.")}
+        states = found[key].get("state", {})
+        for name in list(states) if known else []:
+            if not any(f"{key}.state.{name}.{entry}" in known for entry in states[name]):
+                apart.setdefault(key, {})[name] = states.pop(name)
+        if known and not states:
+            found[key].pop("state", None)
+    return apart
+
+
+def not_saved(state: Mapping[str, Any], saved: Collection[str]) -> tuple[str, ...]:
+    """Return the keys of the optimizers of which the checkpoint holds nothing at all."""
+    optimizers = [key for key, value in state.items() if isinstance(value, torch.optim.Optimizer)]
+    return tuple(key for key in optimizers if not any(name.startswith(f"{key}.") for name in saved))
+
+
+def restore(
+    state: MutableMapping[str, Any],
+    loaded: Mapping[str, Any],
+    apart: Mapping[str, Mapping[str, Any]] | None = None,
+    absent: Collection[str] = (),
+) -> None:
     """Put what was loaded where it belongs: in place for modules, optimizers, objects and tensors.
 
+    `apart` is what `set_apart` took out; optimizers in `absent`, of which the checkpoint holds nothing, are left as they are.
     A plain value (an int, a string) can't be changed in place: it is replaced in `state` itself.
     """
     for key, value in list(state.items()):
         if isinstance(value, nn.Module):
             set_model_state_dict(value, loaded[key])
         elif isinstance(value, torch.optim.Optimizer):
-            set_optimizer_state_dict(_module_of(key, value, state), value, loaded[key])
+            if key not in absent:
+                _restore_optimizer(_module_of(key, value, state), value, loaded[key], (apart or {}).get(key, {}))
         elif _is_stateful(value):
             value.load_state_dict(loaded[key])
         elif not isinstance(value, torch.Tensor):
             state[key] = loaded[key]
+
+
+def _restore_optimizer(
+    module: nn.Module, optimizer: torch.optim.Optimizer, loaded: dict[str, Any], apart: Mapping[str, Any]
+) -> None:
+    """Load an optimizer; parameters in `apart` end up without state. DCP wants state for all, so they get some and lose it."""
+    set_optimizer_state_dict(module, optimizer, {**loaded, "state": {**loaded.get("state", {}), **apart}})
+    for name, parameter in module.named_parameters():
+        if parameter in optimizer.state and _get_fqns(module, name) & set(apart):
+            del optimizer.state[parameter]
 
 
 def check_keys(
@@ -87,25 +135,31 @@ def check_keys(
     wanted: Collection[str],
     allow_missing: Sequence[str] = (),
     allow_unloaded: Sequence[str] = (),
+    unloaded: Collection[str] | None = None,
 ) -> None:
     """Raise `KeyMismatch` naming the keys asked for and not saved, or saved and asked for by nobody.
 
     `allow_missing` and `allow_unloaded` are patterns (`optim.*`) of keys that may be. ckptctl's own keys may be unloaded.
+    `unloaded` are the keys that no rank asked for, where ranks ask for different ones; this rank's alone, if not said.
     """
     missing = [key for key in sorted(set(wanted) - set(saved)) if not _matches(key, allow_missing)]
-    unloaded = [
-        key for key in sorted(set(saved) - set(wanted)) if not key.startswith(OURS) and not _matches(key, allow_unloaded)
-    ]
+    left = not_asked_for(saved, wanted, allow_unloaded) if unloaded is None else sorted(unloaded)
     lines = []
     if missing:
         lines.append(f"asked for and not in the checkpoint: {_some(missing)}")
-    if unloaded:
-        lines.append(f"in the checkpoint and loaded by nobody: {_some(unloaded)}")
+    if left:
+        lines.append(f"in the checkpoint and loaded by nobody: {_some(left)}")
     if lines:
         raise KeyMismatch(
             "; ".join(lines),
             hint="pass the same state as was saved, or Checkpointer(allow_missing=…, allow_unloaded=…) with patterns",
         )
+
+
+def not_asked_for(saved: Collection[str], wanted: Collection[str], allow_unloaded: Sequence[str] = ()) -> list[str]:
+    """Return the saved keys that this rank does not ask for and that must be asked for by somebody."""
+    left = sorted(set(saved) - set(wanted))
+    return [key for key in left if not key.startswith(OURS) and not _matches(key, allow_unloaded)]
 
 
 def _check_key(key: object) -> None:

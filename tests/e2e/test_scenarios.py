@@ -294,3 +294,16 @@ def test_without_slurms_commands_as_in_a_container_it_says_so_and_trains(cluster
     assert "only this node is judged" in job.output
     assert job.incarnations()[0].cause == "finished"
     assert job.fingerprint == undisturbed.fingerprint
+
+
+def test_storage_that_nobody_knows_is_taken_when_all_nodes_prove_that_they_share_it(cluster: Cluster) -> None:
+    hook = {"PYTHONPATH": str(Path(__file__).parent / "hook"), "TEST_FORGET": "fuse.glusterfs"}
+    job = ExampleJob(cluster, "unknown", steps=8, env=hook).submit()
+    record = job.follow()
+    assert record["JobState"] == "COMPLETED", job.output
+    assert "UNKNOWN: a file system that ckptctl does not know: fuse.glusterfs" in job.output
+    assert "all nodes share it by proof, so the job goes on" in job.output
+    alone = ExampleJob(cluster, "unknown-alone", nodes=1, steps=8, env=hook).submit()
+    record = alone.follow()
+    assert (record["JobState"], record["ExitCode"]) == ("FAILED", "10:0"), alone.output
+    assert not alone.seen_root.exists()

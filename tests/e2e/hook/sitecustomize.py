@@ -2,11 +2,18 @@
 
 EVENT is an audit event of Python (`os.link`, `os.rename`, `open`), PART a part of one of its arguments. A file beside the
 checkpoint root (`TEST_STOP_MARK`) says that the process has stopped; SIGCONT lets it go on with that very call.
+
+`TEST_FORGET=TYPE` makes ckptctl not know a type of file system.
 """
 
 import os
 import signal
 import sys
+
+if os.environ.get("TEST_FORGET"):
+    from ckptctl.policy import filesystems
+
+    filesystems.FILE_SYSTEMS.pop(os.environ["TEST_FORGET"], None)
 
 _rank, _, _rest = os.environ.get("TEST_STOP", "").partition(":")
 _event, _, _part = _rest.partition(":")

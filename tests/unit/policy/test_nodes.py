@@ -88,3 +88,11 @@ def test_of_many_nodes_the_first_few_are_named_and_the_rest_counted() -> None:
 )
 def test_refusals_are_counted_from_the_comment(words: list[str], count: int) -> None:
     assert refusal_count(words) == count
+
+
+def test_storage_that_nobody_knows_may_still_be_proved_unless_a_node_knows_worse() -> None:
+    strange = {**LOCAL, "placement": "UNKNOWN", "reason": "nobody knows", "provable": True}
+    assert judge({"n1": answer(**strange), "n2": answer(**strange)}, {}).provable
+    assert not judge({"n1": answer(**strange), "n2": answer(**LOCAL)}, {}).provable
+    assert not judge({"n1": answer(**strange)}, {"n2": "silent"}).provable
+    assert not judge({"n1": answer(**strange, writable=False)}, {}).provable

@@ -90,6 +90,15 @@ def test_storage_that_cannot_be_classified_may_be_declared_and_says_so() -> None
     assert (found.placement, found.confidence, found.allowed) == (Placement.SHARED_SERVER, Confidence.DECLARED, True)
 
 
+def test_only_storage_that_nobody_knows_waits_for_a_proof() -> None:
+    assert verdict(SitePolicy(), facts(type="virtiofs", source="jail")).provable
+    assert not verdict(SitePolicy(), facts(**ROOT_DISK)).provable
+    assert not verdict(SitePolicy(), facts()).provable
+    contradiction = replace(facts(), magic=0xEF53)
+    assert verdict(SitePolicy(), contradiction).placement is Placement.UNKNOWN
+    assert not verdict(SitePolicy(), contradiction).provable
+
+
 def test_a_declaration_does_not_overrule_what_is_known() -> None:
     site = SitePolicy(mounts=(ExpectedMount("/lustre", "ext4", declare=Placement.SHARED_PARALLEL),))
     assert not verdict(site, facts(**{**ROOT_DISK, "mount_point": "/lustre"})).allowed

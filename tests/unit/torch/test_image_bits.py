@@ -200,6 +200,22 @@ def test_an_object_has_outgrown_its_slot_exactly_when_it_no_longer_fits(before: 
         assert torch.load(io.BytesIO(image), weights_only=True) == state["text"]
 
 
+def test_the_longest_text_that_fits_stays_in_its_slot_and_one_letter_more_outgrows_it() -> None:
+    def size(length: int) -> int:
+        buffer = io.BytesIO()
+        torch.save("x" * length, buffer)
+        return buffer.tell()
+
+    plan = ImagePlan.build({"text": ""}, None)
+    longest = max(length for length in range(2000, 4096) if size(length) <= plan.size_bytes)
+    assert plan.size_bytes - 64 <= size(longest) <= plan.size_bytes < size(longest + 1)
+    objects, outgrown = plan.serialise_objects({"text": "x" * longest})
+    assert not outgrown
+    plan.fill({"text": "x" * longest}, objects, image := memoryview(bytearray(plan.size_bytes)))
+    assert torch.load(io.BytesIO(image), weights_only=True) == "x" * longest
+    assert plan.serialise_objects({"text": "x" * (longest + 1)}) == ({}, True)
+
+
 def test_an_outgrown_object_is_saved_by_a_new_plan(tmp_path: Path) -> None:
     plan = ImagePlan.build({"text": "short", "w": torch.ones(3)}, None)
     state = {"text": "x" * 100_000, "w": torch.ones(3)}

@@ -53,7 +53,7 @@ def update(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
 def test_an_optimizer_that_was_looked_at_before_its_first_step_makes_the_same_steps(kind: Any, options: Any) -> None:
     plain, looked = pair(kind, **options), pair(kind, **options)
     for number in range(4):
-        states.collect({"model": looked[0], "optim": looked[1]})
+        states.collect({"model": looked[0], "optim": looked[1]}, materialise=True)
         update(*plain)
         update(*looked)
         for left, right in zip(plain[0].parameters(), looked[0].parameters(), strict=True):
@@ -64,7 +64,7 @@ def test_collecting_leaves_gradients_as_the_same_objects_with_the_same_values() 
     model, optimizer = pair()
     model(torch.ones(2, 4)).square().mean().backward()
     before = [(parameter.grad, parameter.grad.clone()) for parameter in model.parameters() if parameter.grad is not None]
-    states.collect({"model": model, "optim": optimizer})
+    states.collect({"model": model, "optim": optimizer}, materialise=True)
     assert not optimizer.state
     for parameter, (gradient, value) in zip(model.parameters(), before, strict=True):
         assert parameter.grad is gradient
@@ -74,7 +74,7 @@ def test_collecting_leaves_gradients_as_the_same_objects_with_the_same_values() 
 def test_collecting_a_fresh_optimizer_leaves_no_gradients_where_there_were_none() -> None:
     model, optimizer = pair()
     before = [parameter.detach().clone() for parameter in model.parameters()]
-    states.collect({"model": model, "optim": optimizer})
+    states.collect({"model": model, "optim": optimizer}, materialise=True)
     assert all(parameter.grad is None for parameter in model.parameters())
     assert all(map(torch.equal, model.parameters(), before))
     assert [group["lr"] for group in optimizer.param_groups] == [0.1]
@@ -91,7 +91,7 @@ def test_the_collected_tensors_are_the_live_ones() -> None:
 
 def test_names_not_indices_are_the_keys_of_an_optimizer() -> None:
     model, optimizer = pair()
-    keys = states.keys_of(states.collect({"model": model, "optim": optimizer}))
+    keys = states.keys_of(states.collect({"model": model, "optim": optimizer}, materialise=True))
     wanted = {"model.0.weight", "optim.state.0.weight.exp_avg", "optim.state.2.bias.step", "optim.param_groups.0.lr"}
     assert wanted <= set(keys)
 
@@ -116,7 +116,7 @@ def test_restoring_overwrites_a_fresh_and_a_used_optimizer_alike(steps: int) -> 
 def test_an_optimizer_finds_its_own_module_among_several() -> None:
     one, two = pair(), pair(torch.optim.SGD, momentum=0.9)
     state = {"a": one[0], "b": two[0], "of b": two[1], "of a": one[1]}
-    keys = states.keys_of(states.collect(state))
+    keys = states.keys_of(states.collect(state, materialise=True))
     assert "of a.state.0.weight.exp_avg" in keys
     assert "of b.state.0.weight.momentum_buffer" in keys
 
