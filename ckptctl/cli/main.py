@@ -52,7 +52,7 @@ def _root(
 def check(
     path: Annotated[str, typer.Argument(help="The path to judge; it need not exist yet.")],
     as_json: Json = False,
-    probe: Annotated[bool, typer.Option("--probe", help="Also write one small file there and remove it.")] = False,
+    probe: Annotated[bool, typer.Option("--probe", help="Also try there what a save needs, and remove it again.")] = False,
     single_machine: Annotated[
         bool, typer.Option("--single-machine", help="Declare that all ranks run on this machine (scheduler local).")
     ] = False,
