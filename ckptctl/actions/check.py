@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ckptctl.checks import capabilities, gds
+from ckptctl.checks import cache, capabilities, gds
 from ckptctl.checks.child import run_in_child
 from ckptctl.checks.path import SPACE_FINDINGS, findings, look, look_for_lineage
 from ckptctl.errors import CkptctlError, DeadlineExceeded, StorageFault
@@ -19,7 +19,7 @@ from ckptctl.model.report import Finding, Report, Severity
 from ckptctl.model.verdict import Placement
 from ckptctl.policy import capacity
 from ckptctl.policy import gds as gds_policy
-from ckptctl.policy.placement import NO_POLICY, PlacementVerdict, chain, fabric_attached, judge, shared, without_facts
+from ckptctl.policy.placement import NO_POLICY, SHARED, PlacementVerdict, chain, fabric_attached, judge, shared, without_facts
 from ckptctl.policy.site import Artifact, SitePolicy
 
 STAGES = frozenset(
@@ -89,6 +89,8 @@ def check(
     )
     found = [_placement_finding(path, verdict), *findings(facts), *_purged(facts, site, artifact)]
     found.append(gds_policy.lane(facts, gds.host(os.environ)))
+    if not artifact.durable and verdict.placement not in SHARED and not facts.missing:
+        found += cache.state_in_cache(facts.real, deadline_s=max(0.5, end - time.monotonic()))
     wanted = expect(facts) if expect is not None else None
     if wanted is not None:
         found.append(capacity.fits(facts, wanted.one_bytes, wanted.keep_last, wanted.held_bytes, wanted.source))

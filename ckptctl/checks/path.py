@@ -11,7 +11,7 @@ from ckptctl.checks.capabilities import not_writable
 from ckptctl.checks.child import run_in_child
 from ckptctl.model.mount import PathFacts
 from ckptctl.model.report import Finding, Severity
-from ckptctl.policy.placement import option_findings
+from ckptctl.policy.placement import option_findings, speed_findings
 from ckptctl.storage.mounts import examine
 
 SPACE_FINDINGS = frozenset({"no-space", "no-inodes"})
@@ -55,7 +55,7 @@ def _lineage(root: str) -> dict[str, Any]:
 
 def findings(facts: PathFacts) -> tuple[Finding, ...]:
     """Return what is to be said of a path: a missing leaf, permissions, mount options, space."""
-    found = list(option_findings(facts.mount))
+    found = [*option_findings(facts.mount), *speed_findings(facts.mount)]
     if facts.missing:
         found.append(
             Finding(

@@ -177,6 +177,15 @@ def option_findings(row: MountRow) -> tuple[Finding, ...]:
     )
 
 
+def speed_findings(row: MountRow) -> tuple[Finding, ...]:
+    """Return what about a mount makes saves slower than its storage is."""
+    if row.type not in ("nfs", "nfs4") or row.option("proto") == "rdma" or (row.option("nconnect") or "1") != "1":
+        return ()
+    message = f"{row.type} uses one TCP connection: saves of this node go no faster than that"
+    remedy = "mount it with nconnect=8 or more, or over RDMA"
+    return (Finding("nfs-one-connection", Severity.INFO, message, where=_line(row.mount_point), remedy=remedy),)
+
+
 def _has_option(row: MountRow, option: str) -> bool:
     return option in row.options or option in row.super_options
 

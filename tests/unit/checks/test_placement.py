@@ -20,6 +20,7 @@ from ckptctl.policy.placement import (
     judge,
     option_findings,
     shared,
+    speed_findings,
     without_facts,
 )
 from ckptctl.storage.mounts import parse_row
@@ -429,3 +430,14 @@ def test_a_name_from_outside_can_not_forge_a_line() -> None:
     found = verdict(facts(line, 1))
     assert "\n" not in found.reason + "".join(found.evidence)
     assert r"so\nurce" in found.reason
+
+
+@pytest.mark.parametrize(
+    ("options", "slow"),
+    [("proto=tcp", True), ("proto=tcp,nconnect=1", True), ("proto=tcp,nconnect=8", False), ("proto=rdma", False)],
+)
+def test_nfs_over_one_connection_is_slow_and_no_fault(options: str, slow: bool) -> None:
+    row = replace(facts(NFS_ROW, NFS).mount, super_options=tuple(f"rw,{options}".split(",")))
+    found = {finding.name: finding.severity.value for finding in speed_findings(row)}
+    assert ("nfs-one-connection" in found) is slow
+    assert found.get("nfs-one-connection", "info") == "info"
