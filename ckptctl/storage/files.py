@@ -131,11 +131,11 @@ def create_once(path: str, data: bytes) -> None:
             os.link(temporary, path)
         except OSError as exc:
             if exc.errno not in _NO_LINK:
-                _remove_quietly(temporary)
+                remove_quietly(temporary)
                 raise
             _claim_and_rename(temporary, path)
         else:
-            _remove_quietly(temporary)
+            remove_quietly(temporary)
     fsync_folder(folder)
 
 
@@ -148,7 +148,7 @@ def _claim_and_rename(temporary: str, path: str) -> None:
         announce("create", claim)
         os.close(os.open(claim, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666))
     except OSError:
-        _remove_quietly(temporary)
+        remove_quietly(temporary)
         raise
     announce("rename", path)
     os.rename(temporary, path)
@@ -213,6 +213,7 @@ def keep_group_read(fd: int) -> None:
         os.fchmod(fd, (mode & 0o7777) | 0o040)
 
 
-def _remove_quietly(path: str) -> None:
+def remove_quietly(path: str) -> None:
+    """Remove a file of ours, if it can be removed."""
     with contextlib.suppress(OSError):
         os.unlink(path)

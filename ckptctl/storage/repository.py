@@ -40,6 +40,8 @@ from ckptctl.storage.journal import COMMIT, PRUNE, Journal
 
 _TOKEN = re.compile(r"(\d{4,})\.json")
 _RESUME = re.compile(r"(\d{4,})\.resume\.json")
+_SHARD = re.compile(r"__\d+_\d+\.distcp|\.metadata")
+"""What a save writes into a checkpoint's folder beside its proof."""
 _MANIFEST = re.compile(r"MANIFEST\.[0-9a-f]{16}\.json")
 
 
@@ -377,11 +379,29 @@ class Repository:
         gone = retention.disposable(kept, keep_last=keep_last, keep_every=keep_every)
         by_id = {found.id: found for found in complete}
         for checkpoint in gone:
-            hidden = self.set_aside(by_id[checkpoint].path, f"pruned-{checkpoint.folder}")
-            files.remove_tree(hidden)
+            self._delete(self.set_aside(by_id[checkpoint].path, f"pruned-{checkpoint.folder}"))
         if gone:
             self.journal.write(PRUNE, generation, gone[-1].step, folders=[checkpoint.folder for checkpoint in gone])
         return gone
+
+    def _delete(self, hidden: str) -> None:
+        """Delete what ckptctl wrote into a checkpoint that is out of sight; a file of somebody else's stays, as `kept-…`.
+
+        The proof goes last. What can't be deleted is left for the next time.
+        """
+        own = [name for name in files.names(hidden) if _SHARD.fullmatch(name)]
+        for name in (*own, PROOF):
+            path = os.path.join(hidden, name)
+            if os.path.isdir(path) and not os.path.islink(path):
+                files.remove_tree(path)
+            else:
+                files.remove_quietly(path)
+        try:
+            os.rmdir(hidden)
+        except OSError:
+            if os.path.isdir(hidden) and not set(files.names(hidden)) & {*own, PROOF}:
+                name = os.path.basename(hidden).replace("pruned-", "kept-", 1)
+                files.move(hidden, os.path.join(os.path.dirname(hidden), name))
 
     def tidy_quarantine(self, *, keep: int) -> None:
         """Bound the quarantine: finish interrupted deletions, and keep only the newest `keep` sweeps of this lineage's own.
@@ -392,7 +412,7 @@ class Repository:
         found = files.names(folder)
         for name in found:
             if name.startswith("pruned-"):
-                files.remove_tree(os.path.join(folder, name))
+                self._delete(os.path.join(folder, name))
         sweeps = sorted((name for name in found if name.startswith("staging-g")), key=_sweep_order)
         for name in sweeps[: -keep or None]:
             path = os.path.join(folder, name)

@@ -251,6 +251,30 @@ def test_retention_keeps_the_newest_and_every_nth_and_what_it_did_not_commit(roo
     assert quarantine(root) == []
 
 
+def test_a_file_of_somebody_elses_in_a_pruned_checkpoint_stays(root: Path) -> None:
+    run = begin(root, settings=SaveSettings(deadline_s=10, keep_last=2, keep_every=0))
+    run.save(1)
+    (root / "step-00000001.g0001" / "my-notes.txt").write_text("mine")
+    run.save(2)
+    run.save(3)
+    assert folders(root) == ["step-00000002.g0001", "step-00000003.g0001"]
+    (kept,) = quarantine(root)
+    assert kept.startswith("kept-step-00000001.g0001.")
+    assert os.listdir(root / PROOF / "quarantine" / kept) == ["my-notes.txt"]
+    begin(root)
+    assert quarantine(root) == [kept]
+
+
+def test_a_deletion_that_was_interrupted_is_finished_by_the_next_start(root: Path) -> None:
+    run = begin(root)
+    run.save(1)
+    run.save(2)
+    hidden = Repository(root).set_aside(str(root / "step-00000001.g0001"), "pruned-step-00000001.g0001")
+    os.unlink(os.path.join(hidden, "__0_0.distcp"))
+    begin(root)
+    assert quarantine(root) == []
+
+
 def test_retention_neither_counts_nor_deletes_what_is_fenced_or_damaged(root: Path) -> None:
     old = begin(root)
     old.save(4)
