@@ -11,12 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from ckptctl import events
+from ckptctl import events, settings
 from ckptctl.actions import nodes as node_checks
-from ckptctl.actions.run import expand_root
-from ckptctl.errors import UsageError
+from ckptctl.actions.run import RunRequest, _Run, expand_root
+from ckptctl.errors import PlacementRefused, StorageFault, UsageError
 from ckptctl.model.job import Job, JobState
 from ckptctl.model.manifest import FilesystemIdentity
+from ckptctl.policy.nodes import NodesVerdict
+from ckptctl.policy.site import Mode, SitePolicy
 from ckptctl.scheduler.slurm import SlurmScheduler
 from tests.support.lineage import begin
 
@@ -108,3 +110,20 @@ def test_why_a_job_cannot_be_requeued_and_what_to_add(
     assert found.ok is not bool(word)
     assert word in found.reason
     assert remedy in found.remedy
+
+
+@pytest.mark.parametrize("mode", list(Mode))
+@pytest.mark.parametrize("code", [10, 14])
+def test_a_site_may_have_refusals_of_a_class_recorded_only_and_never_a_fault(
+    tmp_path: Path, said: list[str], mode: Mode, code: int
+) -> None:
+    found = replace(settings.Settings(), site=SitePolicy(mode=mode))
+    run = _Run(RunRequest(str(tmp_path / "run1"), ("true",), found), SlurmScheduler(), JOB)
+    events.logger().setLevel(logging.INFO)
+    verdict = NodesVerdict({}, (code, "on all 2 nodes that answered: NODE_LOCAL", "use shared storage"))
+    if mode is Mode.ENFORCE or code == 14:
+        with pytest.raises(PlacementRefused if code == 10 else StorageFault):
+            run._refuse(verdict)
+    else:
+        run._refuse(verdict)
+        assert any(f"the site's mode is {mode.value}: the job goes on" in line for line in said)
