@@ -179,7 +179,7 @@ def test_root_patterns_are_expanded(runs: Runs) -> None:
 def test_output_that_goes_to_a_file_is_whole_and_in_order(runs: Runs) -> None:
     """The ranks open the file anew; without O_APPEND they and `run` wrote over each other."""
     noisy = runs.folder / "noisy.py"
-    noisy.write_text("import os\nfor n in range(200): print('rank', os.environ['RANK'], n, 'x' * 50, flush=True)\n")
+    noisy.write_text("import os\nfor n in range(200): os.write(1, f\"rank {os.environ['RANK']} {n} {'x' * 50}\\n\".encode())\n")
     command = [sys.executable, "-m", "ckptctl.cli.main", "run", "--scheduler", "local", "--nodes", "2", "--root", "run1"]
     with (runs.folder / "out").open("w") as out:
         done = subprocess.run(
