@@ -24,6 +24,7 @@ from ckptctl.storage.repository import Repository
 NODES, RANKS_PER_NODE, SAVE_EVERY = 2, 2, 4
 _DEADLINE_S = 300.0
 _STOPPED_LOOK_S = 5.0
+_LIST_S = 0.5
 
 
 @dataclass(frozen=True)
@@ -221,8 +222,9 @@ class _Scene:
 class _Killer:
     """Loses the job's second node in the middle of a save, and proves it: some receipts are there, and not all.
 
-    The node's processes are stopped as soon as a save is staged; when the other node's receipt is there and theirs is not,
-    the node is killed. A save that was too fast lets them go on; the next one is tried.
+    The node's processes are stopped as soon as one of their shards appears: earlier, and the others would wait for them before
+    they write; later, and their receipt would be there. When the other node's receipt is there and theirs is not, the node is
+    killed. A save that was too fast lets them go on; the next one is tried.
     """
 
     def __init__(self, root: str, cluster: LocalCluster) -> None:
@@ -232,6 +234,8 @@ class _Killer:
         self.receipts, self.step = 0, 0
         self._done = False
         self._seen: set[str] = set()
+        self._pids: list[int] = []
+        self._listed = 0.0
 
     @property
     def hunting(self) -> bool:
@@ -244,6 +248,9 @@ class _Killer:
             return False
         if len(self._repository.folders()) < 2:
             return False
+        victim = job.nodes[-1]
+        if time.monotonic() - self._listed > _LIST_S:  # beforehand: it takes longer than the moment that is waited for
+            self._pids, self._listed = self._cluster.node_pids(victim), time.monotonic()
         staging = self._repository.staging(1)
         try:
             fresh = [name for name in os.listdir(staging) if name not in self._seen]
@@ -252,9 +259,12 @@ class _Killer:
         if not fresh:
             return False
         self._seen.update(fresh)
-        folder = os.path.join(staging, fresh[0])
-        victim = job.nodes[-1]
-        pids = self._cluster.node_pids(victim)
+        folder, pids = os.path.join(staging, fresh[0]), self._pids
+        shards = [f"__{rank}_0.distcp" for rank in range((NODES - 1) * RANKS_PER_NODE, NODES * RANKS_PER_NODE)]
+        deadline = time.monotonic() + _STOPPED_LOOK_S
+        while not any(os.path.exists(os.path.join(folder, shard)) for shard in shards):
+            if time.monotonic() > deadline or not os.path.isdir(folder):
+                return False
         _signal(pids, signal.SIGSTOP)
         others = [node for node in job.nodes if node != victim]
         deadline = time.monotonic() + _STOPPED_LOOK_S
