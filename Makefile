@@ -4,6 +4,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 DEBIAN := slurmctld slurmd slurm-client munge glusterfs-server glusterfs-client strace iproute2 attr util-linux
+DEBIAN += xfsprogs btrfs-progs squashfs-tools erofs-utils autofs fuse3 rclone sshfs openssh-sftp-server
+DEBIAN += bindfs fuse2fs mergerfs squashfuse quota
 
 .PHONY: demo test check e2e docs bench install system clean
 
@@ -37,7 +39,7 @@ $(STAMP): pyproject.toml tests/constraints.txt
 	$(BIN)/pip install --quiet --disable-pip-version-check -c tests/constraints.txt -e '.[torch,dev]'
 	touch $@
 
-system: ## what the cluster tests need, by Debian package name
+system: ## what the cluster tests and those on real file systems need, by Debian package name
 	@if [ "$$(id -u)" != 0 ] || ! command -v apt-get >/dev/null; then \
 	  echo "make test: not root on Debian: tests that need Slurm, GlusterFS, strace or mounts are skipped, each with its reason"; \
 	elif ! dpkg -s $(DEBIAN) >/dev/null 2>&1; then \

@@ -58,8 +58,12 @@ class Scheduler(Protocol):
     def nodes(self, names: Sequence[str]) -> dict[str, NodeState]:
         """Return the state of each named node; a node the scheduler does not know is UNKNOWN."""
 
-    def ask_nodes(self, job: Job, argv: Sequence[str], *, deadline_s: float) -> list[TaskAnswer]:
+    def ask_nodes(
+        self, job: Job, argv: Sequence[str], *, deadline_s: float, env: Mapping[str, str] | None = None
+    ) -> list[TaskAnswer]:
         """Run `argv` once on every node of the running `job`, beside whatever else runs there, and collect the answers.
+
+        The tasks get this process's environment and `env`, which never appears in an argument list.
 
         One answer per node of the job, in the order of `job.nodes`. A node that can't run it, or is not done by the
         deadline, has `exit_code=None` and a `problem`; the others' answers are kept. Leaves no process of ours behind.

@@ -17,7 +17,7 @@ import tomli
 
 from ckptctl.errors import SettingsInvalid
 from ckptctl.model.verdict import Placement
-from ckptctl.policy.site import Artifact, ExpectedMount, Mode, SitePolicy
+from ckptctl.policy.site import Artifact, Durability, ExpectedMount, Mode, SitePolicy
 
 SYSTEM_FILE = "/etc/ckptctl/config.toml"
 SYSTEM_FOLDER = "/etc/ckptctl/conf.d"
@@ -34,6 +34,7 @@ class Settings:
     silent_s: float = 900.0
     probe_deadline_s: float = 60.0
     visible_s: float = 90.0
+    proof_ttl_s: float = 3600.0
     node_poll_s: float = 2.0
     suspect_grace_s: float = 60.0
     end_grace_s: float = 10.0
@@ -123,6 +124,7 @@ def _site(policy: dict[str, Any], mounts: list[dict[str, Any]], path: str, base:
                 declare=Placement(declared) if declared is not None else None,
                 purge_days=int(table.get("purge_days", 0)),
                 forbid_options=tuple(map(str, table.get("forbid_options", ()))),
+                durability=Durability(table.get("durability", Durability.DURABLE)),
             )
             made[mount.path] = mount
         return SitePolicy(

@@ -6,7 +6,7 @@ import json
 import logging
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ckptctl import errors, events
@@ -16,6 +16,7 @@ from ckptctl.interfaces import Scheduler
 from ckptctl.model.job import Job
 from ckptctl.policy import nodes as node_policy
 from ckptctl.policy.nodes import NodesVerdict
+from ckptctl.scheduler import here
 from ckptctl.settings import Settings
 from ckptctl.storage import mounts
 from ckptctl.storage.start import Started
@@ -28,21 +29,19 @@ def ask(scheduler: Scheduler, job: Job, root: str, settings: Settings) -> NodesV
     argv += [word for kind in sorted(settings.accepted) for word in ("--accept", kind.value)]
     if scheduler.capabilities.single_machine:
         argv.append("--single-machine")
-    if temporary := os.environ.get("TMPDIR"):
-        argv += ["--temporary", temporary]
+    argv += [word for folder in here.temporary_dirs(os.environ) for word in ("--temporary", folder)]
     answers, silent = collect(scheduler, job, argv, settings.probe_deadline_s)
     return node_policy.judge(answers, silent)
 
 
 def ask_here(scheduler: Scheduler, root: str, settings: Settings) -> NodesVerdict:
     """Judge by this node alone: what is left where no jobstep can be started on the others (a container without Slurm)."""
-    temporary = os.environ.get("TMPDIR")
     answer = probe_node(
         root,
         single_machine=scheduler.capabilities.single_machine,
         accept=settings.accepted,
         deadline_s=min(10.0, settings.probe_deadline_s),
-        temporary_dirs=(temporary,) if temporary else (),
+        temporary_dirs=here.temporary_dirs(os.environ),
         site=settings.site,
     )
     return node_policy.judge({scheduler.this_node().name: answer}, {})
@@ -77,12 +76,12 @@ def compare_volume(started: Started, root: str) -> None:
 
 
 def collect(
-    scheduler: Scheduler, job: Job, argv: Sequence[str], deadline_s: float
+    scheduler: Scheduler, job: Job, argv: Sequence[str], deadline_s: float, env: Mapping[str, str] | None = None
 ) -> tuple[dict[str, dict[str, Any]], dict[str, str]]:
     """Run a probe on every node of the job; returns the JSON of those that answered, and the problems of the others."""
     answers: dict[str, dict[str, Any]] = {}
     silent: dict[str, str] = {}
-    for answer in scheduler.ask_nodes(job, argv, deadline_s=deadline_s):
+    for answer in scheduler.ask_nodes(job, argv, deadline_s=deadline_s, env=env):
         try:
             answers[answer.node] = json.loads(answer.output.strip().splitlines()[-1])
         except (ValueError, IndexError):

@@ -22,6 +22,7 @@ from ckptctl.errors import (
     PlacementRefused,
     RequeueRefused,
     SchedulerError,
+    StorageFault,
     UsageError,
 )
 from ckptctl.interfaces import Launch, Scheduler
@@ -175,7 +176,10 @@ class _Run:
         judged = verdict.fine or verdict.provable
         if not judged or self.scheduler.capabilities.single_machine or len(self.job.nodes) < 2:
             return verdict
-        found = prove(self.scheduler, self.job, self.root, self.settings).verdict
+        try:
+            found = prove(self.scheduler, self.job, self.root, self.settings).verdict
+        except StorageFault as exc:  # of this node: the others were fine a moment ago
+            return NodesVerdict({self.scheduler.this_node().name: exc.message}, None, verdict.summary)
         if found.proof is Proof.UNPROVED_SINGLE_NODE:
             return replace(verdict, summary=f"{verdict.summary}; not proved: {found.reason}")
         if verdict.refused and found.proof is Proof.PROVED:

@@ -1,4 +1,7 @@
-"""Whether a folder that is called a cache holds what must not be lost. Reads names only, a bounded number of them."""
+"""Whether a folder that is called a cache is one: training state in it, or files written after it was filled.
+
+Reads names and times only, a bounded number of them.
+"""
 
 from __future__ import annotations
 
@@ -15,37 +18,51 @@ _STATE = re.compile(
     r"|rng_state.*\.pth|trainer_state\.json|latest_checkpointed_iteration\.txt|COMMIT"
 )
 """Names of training state: DCP, DeepSpeed, Megatron-LM, Hugging Face, Lightning, and ckptctl's own marker."""
+_FILLED = ("_SUCCESS", ".complete", ".done", "dataset_info.json", "index.json")
+"""Files that whoever fills a cache writes last: Hadoop and Spark, shell scripts, Hugging Face datasets, MosaicML streaming."""
+_LATER_S = 60.0
 _NAMES_AT_MOST = 5_000
 _DEPTH = 3
 _SHOWN = 3
 
 
-def state_in_cache(folder: str, *, deadline_s: float) -> tuple[Finding, ...]:
-    """Return a warning naming files of training state in a folder that may be lost with its node; none when none was seen.
+def no_cache(folder: str, *, deadline_s: float) -> tuple[Finding, ...]:
+    """Return warnings naming what a folder that may be lost with its node holds beside a cache; none when none was seen.
 
-    Looks three folders deep and at 5,000 names at most. A folder that can't be read, or does not answer by the deadline, is
-    told by the other checks.
+    Training state by its names (`state-in-cache`); files changed a minute or more after the file that marks the cache as filled
+    (`written-after-fill`), where there is one. Looks three folders deep and at 5,000 names at most. A folder that can't be
+    read, or does not answer by the deadline, is told by the other checks.
     """
     try:
-        found: list[str] = run_in_child(lambda: _look(folder), deadline_s=deadline_s)
+        seen: dict[str, list[str]] = run_in_child(lambda: _look(folder), deadline_s=deadline_s)
     except CkptctlError:
         return ()
-    if not found:
-        return ()
-    more = f" and {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
-    message = f"training state lies in a folder that may be lost: {', '.join(found[:_SHOWN])}{more}"
-    remedy = "save it to durable shared storage: check it with --kind checkpoint"
-    return (Finding("state-in-cache", Severity.WARNING, message, where=folder, remedy=remedy),)
+    found = []
+    if seen["state"]:
+        message = f"training state lies in a folder that may be lost: {_some(seen['state'])}"
+        remedy = "save it to durable shared storage: check it with --kind checkpoint"
+        found.append(Finding("state-in-cache", Severity.WARNING, message, where=folder, remedy=remedy))
+    if seen["later"]:
+        message = f"files were written after the cache was filled ({seen['marker'][0]}): {_some(seen['later'])}"
+        remedy = "what a job writes is no cache: keep results elsewhere, or fill the cache anew"
+        found.append(Finding("written-after-fill", Severity.WARNING, message, where=folder, remedy=remedy))
+    return tuple(found)
 
 
-def _look(folder: str) -> list[str]:
+def _some(names: list[str]) -> str:
+    return ", ".join(names[:_SHOWN]) + (f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "")
+
+
+def _look(folder: str) -> dict[str, list[str]]:
     left = [_NAMES_AT_MOST]
-    return sorted(
-        os.path.relpath(path, folder) for path in _walk(folder, _DEPTH, left) if _STATE.fullmatch(os.path.basename(path))
-    )
+    times = {os.path.relpath(path, folder): changed for path, changed in _walk(folder, _DEPTH, left)}
+    state = [name for name in times if _STATE.fullmatch(os.path.basename(name))]
+    marker = max((name for name in times if name in _FILLED), key=lambda name: times[name], default="")
+    later = [name for name in times if marker and times[name] > times[marker] + _LATER_S and name not in state]
+    return {"state": sorted(state), "later": sorted(later), "marker": [marker] if marker else []}
 
 
-def _walk(folder: str, depth: int, left: list[int]) -> Iterator[str]:
+def _walk(folder: str, depth: int, left: list[int]) -> Iterator[tuple[str, float]]:
     try:
         with os.scandir(folder) as entries:
             for entry in entries:
@@ -53,7 +70,7 @@ def _walk(folder: str, depth: int, left: list[int]) -> Iterator[str]:
                 if left[0] < 0:
                     return
                 if not entry.is_dir(follow_symlinks=False):
-                    yield entry.path
+                    yield entry.path, entry.stat(follow_symlinks=False).st_mtime
                 elif depth > 1:
                     yield from _walk(entry.path, depth - 1, left)
     except OSError:

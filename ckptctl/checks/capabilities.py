@@ -15,6 +15,7 @@ import shutil
 import time
 from typing import Any
 
+from ckptctl.checks import scratch, tools
 from ckptctl.checks.child import run_in_child
 from ckptctl.errors import CkptctlError, DeadlineExceeded, StorageFault
 from ckptctl.model.report import Finding, Severity
@@ -22,21 +23,20 @@ from ckptctl.model.report import Finding, Severity
 PROBE_PREFIX = ".ckptctl-probe-"
 _PAGE_BYTES = 4096
 _SAMPLE_BYTES = 16 * 1024 * 1024
-_LEFTOVER_S = 3600.0
-_LISTED_AT_MOST = 10_000
 _REMOVE_S = 2.0
+_TOOL_S = 2.0
 
 
-def probe(folder: str, *, deadline_s: float) -> tuple[Finding, ...]:
-    """Try everything that a save needs in an existing folder.
+def probe(folder: str, *, deadline_s: float, lustre: bool = False) -> tuple[Finding, ...]:
+    """Try everything that a save needs in an existing folder; on `lustre` also whether this node keeps new files to itself.
 
     Raises `DeadlineExceeded` where that hangs. Findings: `probed` with the throughput of a small sample, `no-direct-io`,
     `no-link` and `no-noreplace` (a slower way is taken), and as errors `not-writable`, `no-space`, `rename-not-atomic`,
-    `exclusive-create-broken` and `reads-differ`: checkpoints can't live there.
+    `exclusive-create-broken`, `reads-differ` and `kept-on-this-node`: checkpoints can't live there.
     """
-    name = os.path.join(folder, PROBE_PREFIX + secrets.token_hex(8))
+    name = scratch.new_name(folder, PROBE_PREFIX)
     try:
-        answer: dict[str, Any] = run_in_child(lambda: _try_everything(folder, name), deadline_s=deadline_s)
+        answer: dict[str, Any] = run_in_child(lambda: _try_everything(folder, name, lustre), deadline_s=deadline_s)
     except (DeadlineExceeded, StorageFault):
         with contextlib.suppress(CkptctlError):
             run_in_child(lambda: shutil.rmtree(name, ignore_errors=True), deadline_s=_REMOVE_S)
@@ -44,9 +44,9 @@ def probe(folder: str, *, deadline_s: float) -> tuple[Finding, ...]:
     return tuple(_findings(folder, name, answer))
 
 
-def _try_everything(folder: str, name: str) -> dict[str, Any]:
+def _try_everything(folder: str, name: str, lustre: bool) -> dict[str, Any]:
     answer: dict[str, Any] = {"error": 0, "during": "", "direct": 0, "link": 0, "broken": [], "bytes_per_s": 0.0, "remains": 0}
-    _remove_leftovers(folder)
+    scratch.remove_leftovers(folder, PROBE_PREFIX)
     step = "creation"
     made = False
     try:
@@ -72,6 +72,8 @@ def _try_everything(folder: str, name: str) -> dict[str, Any]:
         step = "read"
         if _read(second) != bytes(block):
             answer["broken"].append("reads-differ")
+        if lustre and tools.cached_for_writing(second, deadline_s=_TOOL_S):
+            answer["broken"].append("kept-on-this-node")
         answer["link"] = _errno_of(lambda: os.link(second, first))
         # With a descriptor of its own: creation with O_DIRECT leaves a file behind where O_DIRECT is refused.
         answer["direct"] = _errno_of(lambda: _write(second, block, 0, os.O_DIRECT))
@@ -120,6 +122,7 @@ def _findings(folder: str, name: str, answer: dict[str, Any]) -> list[Finding]:
 _BROKEN = {
     "exclusive-create-broken": "a file that exists could be created exclusively: two committers could both win",
     "rename-not-atomic": "a rename over a file left the old name or the old content: a save can't become complete in one step",
+    "kept-on-this-node": "Lustre puts new files on this node's own disk (PCC, read-write) until it attaches or archives them",
     "reads-differ": "what was written and fsynced is read back differently",
 }
 
@@ -133,19 +136,6 @@ def not_writable(number: int, where: str, *, uid: int, during: str = "") -> Find
     }.get(number, "look at the mount on this node")
     facts = {"errno": number, "uid": uid}
     return Finding("not-writable", Severity.ERROR, message, where=where, remedy=remedy, facts=facts)
-
-
-def _remove_leftovers(folder: str) -> None:
-    """Remove what probes of this user left behind when everything of them was killed, an hour ago or more."""
-    try:
-        with os.scandir(folder) as entries:
-            for _, entry in zip(range(_LISTED_AT_MOST), entries, strict=False):
-                if entry.name.startswith(PROBE_PREFIX) and entry.is_dir(follow_symlinks=False):
-                    seen = entry.stat(follow_symlinks=False)
-                    if seen.st_uid == os.geteuid() and time.time() - seen.st_mtime > _LEFTOVER_S:
-                        shutil.rmtree(entry.path, ignore_errors=True)
-    except OSError:
-        return
 
 
 def _write(path: str, data: mmap.mmap, create: int, direct: int = 0) -> None:

@@ -11,10 +11,12 @@ from ckptctl.checks.capabilities import not_writable
 from ckptctl.checks.child import run_in_child
 from ckptctl.model.mount import PathFacts
 from ckptctl.model.report import Finding, Severity
+from ckptctl.model.verdict import Placement
+from ckptctl.policy.filesystems import FILE_SYSTEMS
 from ckptctl.policy.placement import option_findings, speed_findings
 from ckptctl.storage.mounts import examine
 
-SPACE_FINDINGS = frozenset({"no-space", "no-inodes"})
+SPACE_FINDINGS = frozenset({"no-space", "no-inodes", "no-quota"})
 """Names of findings that mean exit code 13, not 14."""
 _LEAST_BYTES = 1024 * 1024  # a full ext4 still reports some KiB that nobody gets
 _LINEAGE_MAX_BYTES = 1024 * 1024
@@ -83,11 +85,13 @@ def findings(facts: PathFacts) -> tuple[Finding, ...]:
 
 
 def _space(facts: PathFacts) -> list[Finding]:
-    """Return what statfs says of space. Quotas are not in it."""
+    """Return what statfs says of space. Quotas are not in it, but those of a project (XFS, ext4)."""
     found = []
+    known = FILE_SYSTEMS.get(facts.mount.type)
+    made_up = known is not None and known.placement is Placement.SHARED_OBJECT  # rclone: 0 of 1000000000 inodes are free
     for name, what, free, total, least in (
         ("space", "bytes", facts.free_bytes, facts.total_bytes, _LEAST_BYTES),
-        ("inodes", "inodes", facts.free_inodes, facts.total_inodes, 1),
+        ("inodes", "inodes", None if made_up else facts.free_inodes, facts.total_inodes, 1),
     ):
         if not total or free is None:  # not counted by this file system
             continue

@@ -67,6 +67,7 @@ def check(
     size: Annotated[str | None, typer.Option("--size", help="Size of one checkpoint (2.3TB), to see whether they fit.")] = None,
     params: Annotated[str | None, typer.Option("--params", help="Or the number of parameters (70B).")] = None,
     framework: Annotated[Framework, typer.Option("--framework", help="Of the parameters' training.")] = Framework.FSDP,
+    ranks: Annotated[int | None, typer.Option("--ranks", min=1, help="Ranks that write it, one file each.")] = None,
     on: On = None,
 ) -> None:
     """Say whether a checkpoint may live at PATH, and why. Exit 0, 10 (refused), 13 (space) or 14 (storage fault)."""
@@ -75,7 +76,7 @@ def check(
     if on:
         _exit(lambda: reports.elsewhere(on), as_json)
     asked = reports.Asked(
-        path, kind, tuple(local_tier or ()), flush_to, probe, single_machine, accept_class, size, params, framework.value
+        path, kind, tuple(local_tier or ()), flush_to, probe, single_machine, accept_class, size, params, framework.value, ranks
     )
     _exit(lambda: reports.check(asked, as_json), as_json)
 
@@ -87,13 +88,16 @@ def prove(
     scheduler: SchedulerName = "auto",
     on: On = None,
     nodes: Annotated[int, typer.Option("--nodes", min=2, help="Nodes to ask, with --on.")] = 2,
+    fresh: Annotated[
+        bool, typer.Option("--fresh", help="Prove it again, though this job has proved it within the hour.")
+    ] = False,
 ) -> None:
     """Prove that all nodes of this job share PATH, or name those that don't. Exit 0, 11 (not shared) or 12 (inconclusive)."""
     from ckptctl.cli import proving
 
     if on:
         _exit(lambda: proving.elsewhere(on, nodes), as_json)
-    _exit(lambda: proving.prove(path, scheduler, as_json), as_json)
+    _exit(lambda: proving.prove(path, scheduler, as_json, fresh), as_json)
 
 
 @app.command("node-check")

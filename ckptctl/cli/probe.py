@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 from typing import Any
 
@@ -28,9 +29,8 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--deadline", type=float, default=10.0)
     parser.add_argument("--write-token", default="")
     parser.add_argument("--read-tokens", default="")
-    parser.add_argument("--secret", default="")
     parser.add_argument("--nodes", default="")
-    parser.add_argument("--writers", default="")
+    parser.add_argument("--absent", default="")
     parser.add_argument("--visible", type=float, default=0.0)
     parser.add_argument("--scheduler", default="auto")
     asked = parser.parse_args(argv)
@@ -51,12 +51,12 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _prove(asked: argparse.Namespace) -> dict[str, Any]:
-    me = registry.scheduler(asked.scheduler).this_node()
+    me, secret = registry.scheduler(asked.scheduler).this_node(), os.environ[proof.SECRET_VARIABLE]
     if asked.write_token:
-        return proof.write_token(asked.write_token, me.name, asked.secret, me.boot_id, deadline_s=asked.deadline)
-    writers = set(asked.writers.split(","))
-    wanted = [node for node in peers(me.name, asked.nodes.split(",")) if node in writers]
-    return proof.read_tokens(asked.read_tokens, wanted, asked.secret, visible_s=asked.visible, deadline_s=asked.deadline)
+        return proof.write_token(asked.write_token, me.name, secret, me.boot_id, deadline_s=asked.deadline)
+    absent = set(asked.absent.split(","))
+    wanted = [node for node in peers(me.name, asked.nodes.split(",")) if node not in absent]
+    return proof.read_tokens(asked.read_tokens, wanted, secret, visible_s=asked.visible, deadline_s=asked.deadline)
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 
 from ckptctl import registry, settings
@@ -9,9 +10,11 @@ from ckptctl.cli import output
 from ckptctl.errors import UsageError
 
 
-def prove(path: str, scheduler_name: str, as_json: bool) -> int:
+def prove(path: str, scheduler_name: str, as_json: bool, fresh: bool) -> int:
     """Print who shares the path."""
     from ckptctl.actions import prove as action
+
+    signal.signal(signal.SIGTERM, _terminated)
 
     scheduler = registry.scheduler(scheduler_name)
     job = scheduler.current_job()
@@ -20,13 +23,16 @@ def prove(path: str, scheduler_name: str, as_json: bool) -> int:
             "not inside a job: there are no nodes to ask",
             hint="run it in an sbatch script or salloc, or add --on PARTITION --nodes N",
         )
-    result = action.prove(scheduler, job, path, settings.load())
+    result = action.prove(scheduler, job, path, settings.load(), fresh=fresh)
     verdict = result.verdict
     excluded = scheduler.host_list(list(verdict.blamed))
     if as_json:
         output.print_json({**output.jsonable(result), "exclude": excluded, "exit_code": verdict.exit_code})
         return verdict.exit_code
     print(f"{path}: {verdict.proof.value}: {verdict.reason}")
+    if result.age_s is not None:
+        print(f"  proved {result.age_s:.0f} s ago for this job, and every node was asked now: same boots, same mounts (--fresh")
+        print("  reads all tokens again)")
     if result.visible_max_s is not None and result.visible_median_s is not None:
         print(f"  a token was seen after {result.visible_median_s:.3f} s (median), {result.visible_max_s:.3f} s at most")
     for node, reason in verdict.blamed.items():
@@ -39,6 +45,10 @@ def prove(path: str, scheduler_name: str, as_json: bool) -> int:
     elif verdict.blamed:
         print(f"  to do: submit with --exclude={excluded}, and have their mounts looked at")
     return verdict.exit_code
+
+
+def _terminated(*_: object) -> None:
+    sys.exit(128 + signal.SIGTERM)  # on the way out the folder with the tokens is removed
 
 
 def elsewhere(partition: str, nodes: int) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import time
 from dataclasses import dataclass
@@ -25,17 +26,21 @@ class Asked:
     size: str | None = None
     params: str | None = None
     framework: str = "fsdp"
+    ranks: int | None = None
 
 
 def check(asked: Asked, as_json: bool) -> int:
     """Print a placement verdict with its evidence, and the verdict on its local stages."""
     from ckptctl import settings
     from ckptctl.actions import check as action
+    from ckptctl.policy import capacity
+    from ckptctl.scheduler import here
 
     found = settings.load({"accept_class": asked.accept_class})
 
-    def expect(facts: PathFacts) -> action.Expected | None:
-        return action.expected(facts, asked.size, asked.params, asked.framework, found.keep_last)
+    def expect(facts: PathFacts, left_s: float) -> capacity.Wanted | None:
+        size, params, framework, ranks = asked.size, asked.params, asked.framework, asked.ranks
+        return action.expected(facts, size, params, framework, ranks, found.keep_last, deadline_s=left_s)
 
     def judge(path: str, *, probe: bool = False, expect: action.Expect | None = None) -> action.CheckResult:
         return action.check(
@@ -46,6 +51,8 @@ def check(asked: Asked, as_json: bool) -> int:
             site=found.site,
             artifact=asked.artifact,
             expect=expect,
+            job_id=here.job_id(os.environ),
+            temporary_dirs=here.temporary_dirs(os.environ),
         )
 
     result = judge(asked.path, probe=asked.probe, expect=expect)
@@ -53,7 +60,7 @@ def check(asked: Asked, as_json: bool) -> int:
     tiers = action.check_tiers(stages, asked.flush_to or (asked.path if stages else None), judge)
     result = action.with_tiers(result, tiers, is_stage=asked.flush_to is not None)
     if as_json:
-        output.print_json({**output.jsonable(result), "path": asked.path})
+        output.print_json({**output.jsonable(result), "path": asked.path, "chain": action.graph(result)})
         return result.exit_code
     verdict = result.verdict
     word = "REFUSED" if result.exit_code else "allowed"

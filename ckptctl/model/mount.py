@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from ckptctl.model.manifest import FilesystemIdentity
 
+_NO_WRITES = frozenset({"ro", "emergency_ro", "shutdown"})
+
 
 @dataclass(frozen=True)
 class MountRow:
@@ -34,8 +36,11 @@ class MountRow:
 
     @property
     def read_only(self) -> bool:
-        """Whether the mount or its file system is read-only: each has its own option field, either is enough."""
-        return "ro" in self.options or "ro" in self.super_options
+        """Whether the mount or its file system is read-only: each has its own option field, either is enough.
+
+        Also where ext4 has stopped after an error: since Linux 6.15 it stays `rw` then, and adds a word of its own.
+        """
+        return "ro" in self.options or not _NO_WRITES.isdisjoint(self.super_options)
 
     @property
     def deleted(self) -> bool:
@@ -66,8 +71,11 @@ class MountRow:
 class BlockDevice:
     """One device of a backing chain, as sysfs describes it.
 
-    `transport` is `pcie`, `rdma`, `tcp`, `fc` or `loop` for NVMe, `iscsi`, `fc`, `sas`, `ata`, `usb` or `virtio` for
-    other disks, "" where sysfs does not tell. `below` names the devices it is made of.
+    `transport` is `pcie`, `rdma`, `tcp`, `fc` or `loop` for NVMe, `iscsi`, `fc`, `sas`, `ata`, `usb`, `virtio`,
+    `hypervisor` or `nvdimm` for other disks, "" where sysfs does not tell. Several transports of one namespace are joined by
+    `+`, one that is not told is `unknown`, and `-local` is appended when the target has an address of this machine. `below`
+    names the devices it is made of, and `kind` says how: `partition`, `lvm`, `crypt`, `multipath`, or the level of an md array.
+    `nsid` is the number of an NVMe namespace, 0 where there is none.
     """
 
     name: str
@@ -75,6 +83,8 @@ class BlockDevice:
     model: str = ""
     backing_file: str = ""
     below: tuple[str, ...] = ()
+    kind: str = ""
+    nsid: int = 0
 
 
 @dataclass(frozen=True)

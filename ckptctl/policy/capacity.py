@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
 
 from ckptctl.errors import UsageError
 from ckptctl.model.mount import PathFacts
+from ckptctl.model.quota import Quota
 from ckptctl.model.report import Finding, Severity
 
 MARGIN = 1.1
@@ -31,24 +35,80 @@ def parse_count(text: str) -> int:
     return round(number * (10**9 if match[4] else 1))
 
 
+@dataclass(frozen=True)
+class Wanted:
+    """What a run will want to keep: the size of one checkpoint and whence it is known, how many, and what is there already.
+
+    `shard_bytes` is the size of the largest file of a checkpoint, None when nobody knows.
+    """
+
+    one_bytes: int
+    source: str
+    keep_last: int
+    held_bytes: int = 0
+    shard_bytes: int | None = None
+
+
 def needed_bytes(one_bytes: int, keep_last: int) -> int:
     """Return what a run needs: the complete checkpoints that are kept, the one being written, and a margin."""
     return round(one_bytes * (keep_last + 1) * MARGIN)
 
 
-def fits(facts: PathFacts, one_bytes: int, keep_last: int, held_bytes: int, source: str) -> Finding:
-    """Return whether the checkpoints fit into the free space; `held_bytes` of them are there already. Quotas are not in it."""
-    need = max(0, needed_bytes(one_bytes, keep_last) - held_bytes)
-    numbers = {"checkpoint_bytes": one_bytes, "needed_bytes": need, "free_bytes": facts.free_bytes, "copies": keep_last + 1}
-    message = f"{keep_last + 1} checkpoints of {_size(one_bytes)} ({source}) need {_size(need)} more with a margin"
-    if not facts.total_bytes:
-        return Finding("capacity", Severity.INFO, f"{message}; the file system does not say what is free", facts.existing)
-    if need > facts.free_bytes:
+def fits(facts: PathFacts, wanted: Wanted, quotas: Sequence[Quota] = (), unknown_quotas: str = "") -> Finding:
+    """Return whether the checkpoints fit into the free space and under every quota.
+
+    `unknown_quotas` says why there may be quotas that nobody told.
+    """
+    need = max(0, needed_bytes(wanted.one_bytes, wanted.keep_last) - wanted.held_bytes)
+    copies = wanted.keep_last + 1
+    numbers: dict[str, Any] = {"checkpoint_bytes": wanted.one_bytes, "needed_bytes": need, "copies": copies}
+    numbers["free_bytes"] = facts.free_bytes
+    message = f"{copies} checkpoints of {_size(wanted.one_bytes)} ({wanted.source}) need {_size(need)} more with a margin"
+    left = {quota.name: max(0, quota.limit_bytes - quota.used_bytes) for quota in quotas if quota.limit_bytes}
+    if left:
+        numbers["quota_left_bytes"] = left
+    least = min(left, key=lambda name: left[name], default="")
+    if least and need > left[least]:
+        text = f"{message}, and the quota of {least} leaves {_size(left[least])}"
+        return Finding(
+            "no-space", Severity.ERROR, text, facts.existing, "ask for more quota, or keep fewer checkpoints", numbers
+        )
+    if facts.total_bytes and need > facts.free_bytes:
         text = f"{message}, and {_size(facts.free_bytes)} are free"
         remedy = "free space, keep fewer checkpoints, or use another file system"
         return Finding("no-space", Severity.ERROR, text, where=facts.existing, remedy=remedy, facts=numbers)
-    text = f"{message}; {_size(facts.free_bytes)} are free (quotas are not counted)"
-    return Finding("capacity", Severity.INFO, text, where=facts.existing, facts=numbers)
+    free = f"{_size(facts.free_bytes)} are free" if facts.total_bytes else "the file system does not say what is free"
+    free += f", and {_size(left[least])} under the quota of {least}" if least else ""
+    free += f" (quotas are not counted: {unknown_quotas})" if unknown_quotas else ""
+    return Finding("capacity", Severity.INFO, f"{message}; {free}", where=facts.existing, facts=numbers)
+
+
+def quota_findings(quotas: Sequence[Quota], where: str) -> tuple[Finding, ...]:
+    """Return what is to be said of quotas whatever a run will need: used up, nearly used up, over a soft limit."""
+    found = []
+    for quota in quotas:
+        for what, used, soft, limit in (
+            ("bytes", quota.used_bytes, quota.soft_bytes, quota.limit_bytes),
+            ("files", quota.used_inodes, quota.soft_inodes, quota.limit_inodes),
+        ):
+            if not limit:
+                continue
+            shown = f"{_size(used)} of {_size(limit)}" if what == "bytes" else f"{used} of {limit} files"
+            facts = {"quota": quota.name, "what": what, "used": used, "limit": limit}
+            remedy = "remove what is not needed, or ask for more quota"
+            if used >= limit:
+                message = f"the quota of {quota.name} is used up: {shown}"
+                found.append(Finding("no-quota", Severity.ERROR, message, where, remedy, facts))
+            elif soft and used > soft:
+                grace = f", in {quota.grace}" if quota.grace else ""
+                message = (
+                    f"{quota.name} is over the soft quota: {shown}; writing will be refused when its grace has passed{grace}"
+                )
+                found.append(Finding("low-quota", Severity.WARNING, message, where, remedy, facts))
+            elif used * 10 > limit * 9:
+                message = f"the quota of {quota.name} is nearly used up: {shown}"
+                found.append(Finding("low-quota", Severity.WARNING, message, where, remedy, facts))
+    return tuple(found)
 
 
 def _size(count: int) -> str:

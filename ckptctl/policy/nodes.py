@@ -34,6 +34,10 @@ def judge(answers: Mapping[str, Mapping[str, Any]], silent: Mapping[str, str]) -
     Refused everywhere is the user's mistake, whoever asks; refused on some nodes only is those nodes' fault, the batch host
     included. Of nodes that see different volumes or lineages the smaller party is at fault.
     """
+    for node, answer in answers.items():
+        if answer.get("server_is_local"):
+            reason = f"its server is {node}, a node of this job, which can be lost with it: {answer['reason']}"
+            return NodesVerdict({}, (10, reason, "use storage that is served by nodes which run no jobs"))
     blamed = {node: f"no answer: {problem}" for node, problem in silent.items()}
     good = {node: answer for node, answer in answers.items() if _fault(answer) is None}
     bad = {node: fault for node, answer in answers.items() if (fault := _fault(answer)) is not None}

@@ -10,11 +10,12 @@ import errno
 import re
 from dataclasses import dataclass, replace
 
-from ckptctl.model.mount import BlockDevice, MountRow, PathFacts
+from ckptctl.model.mount import MountRow, PathFacts
 from ckptctl.model.report import Finding, Severity
 from ckptctl.model.verdict import Confidence, Placement
+from ckptctl.policy import devices
 from ckptctl.policy.filesystems import FILE_SYSTEMS, KERNEL_TYPES, OBJECT_SOURCES, OPTION_LINTS, WRITEBACK_OPTIONS
-from ckptctl.policy.site import Artifact, SitePolicy
+from ckptctl.policy.site import Artifact, Durability, SitePolicy
 
 NO_POLICY = SitePolicy()
 """No word of the site: the defaults."""
@@ -46,13 +47,6 @@ SINGLE_MACHINE = frozenset({Placement.NODE_LOCAL, Placement.NODE_ATTACHED_NETWOR
 ACCEPTABLE = frozenset({Placement.SHARED_EPHEMERAL, Placement.SHARED_WRITEBACK, Placement.CONTAINER_EPHEMERAL})
 """What can be allowed by naming the class; CONTAINER_EPHEMERAL only on a single machine."""
 
-_NETWORK_TRANSPORTS = frozenset({"rdma", "tcp", "fc", "iscsi"})
-_NETWORK_NAMES = re.compile(r"(rbd|nbd|drbd)\d")
-_MEMORY_NAMES = re.compile(r"(zram|ram)\d")
-_NETWORK_MODELS = (  # cloud volumes look like a local NVMe or SCSI disk but for their model
-    *("Amazon Elastic Block Store", "nvme_card-pd", "PersistentDisk"),
-    *("MSFT NVMe Accelerator", "Alibaba Cloud Elastic Block Storage"),
-)
 _CONTAINER_ROOT = re.compile(r"(^|[/:])(enroot|pyxis[_.-][^/]*)(/|$)")
 
 _SHARED_REMEDY = "use a folder on storage that all nodes mount (Lustre, GPFS, BeeGFS, WEKA, CephFS, NFS, …)"
@@ -158,6 +152,12 @@ def without_facts(placement: Placement, reason: str, *, remedy: str = "") -> Pla
     return PlacementVerdict(placement, Confidence.STATIC, False, _line(reason), remedy=remedy)
 
 
+def refused_after_all(verdict: PlacementVerdict, placement: Placement, reason: str) -> PlacementVerdict:
+    """Return a verdict for what a look at the path could not tell and a test there has shown."""
+    remedy = _REMEDIES.get(placement, _SHARED_REMEDY)
+    return PlacementVerdict(placement, Confidence.PROVED, False, f"{reason}; {verdict.reason}", verdict.evidence, remedy)
+
+
 def option_findings(row: MountRow) -> tuple[Finding, ...]:
     """Return a warning for every mount option that weakens a shared file system."""
     found = [(option, effect) for option, effect in OPTION_LINTS.get(row.type, ()) if option in row.super_options]
@@ -195,8 +195,10 @@ def _by_site(facts: PathFacts, site: SitePolicy) -> _Class | None:
     promised = site.expected(facts.real)
     if promised and (problem := promised.problem(facts.mount)):
         return _Class(Placement.MISSING_MOUNT, _line(problem), final=True)
+    what = _line(f"{facts.mount.type} from {facts.mount.source or '(no source)'}, mounted at {facts.mount.mount_point}")
+    if promised and promised.durability is Durability.EPHEMERAL:
+        return _Class(Placement.SHARED_EPHEMERAL, f"the site calls it ephemeral: {what}", final=True)
     if glob := site.ephemeral(facts.real):
-        what = _line(f"{facts.mount.type} from {facts.mount.source or '(no source)'}, mounted at {facts.mount.mount_point}")
         return _Class(Placement.SHARED_EPHEMERAL, f"the site removes files there (`{glob}`): {what}", final=True)
     return None
 
@@ -251,13 +253,15 @@ def _ephemeral(facts: PathFacts, job_id: str | None, temporary_dirs: tuple[str, 
     texts = " ".join((row.source, row.mount_point, *row.super_options)).lower()
     if row.type in ("beegfs", "fhgfs") and ("beeond" in texts or "ondemand" in texts):
         return _Class(Placement.SHARED_EPHEMERAL, f"BeeOND, made of this job's own nodes: {what}", final=True)
+    if "/dws/mounts/batch/" in row.mount_point + "/":
+        return _Class(Placement.SHARED_EPHEMERAL, f"a DataWarp file system, made for a job: {what}", final=True)
     if row.mount_point.startswith("/mnt/nnf/"):
         return _Class(Placement.SHARED_EPHEMERAL, f"a Rabbit file system, made for a job: {what}", final=True)
     for path in (row.mount_point, row.root):
         if part := _job_part(path, job_id):
-            return _Class(Placement.SHARED_EPHEMERAL, f"mounted for job {job_id} only (`{part}`): {what}", final=True)
+            return _Class(Placement.SHARED_EPHEMERAL, f"mounted for the job only (`{_line(part)}`): {what}", final=True)
     if part := _job_part(facts.real, job_id):
-        return _Class(Placement.SHARED_EPHEMERAL, f"a folder of job {job_id} (`{_line(part)}`), often removed with it: {what}")
+        return _Class(Placement.SHARED_EPHEMERAL, f"a folder of the job (`{_line(part)}`), often removed with it: {what}")
     for folder in temporary_dirs:
         if folder.strip("/") and (facts.real + "/").startswith(folder.rstrip("/") + "/"):
             return _Class(Placement.SHARED_EPHEMERAL, f"in the temporary folder {_line(folder)}: {what}")
@@ -283,45 +287,26 @@ def _weak(facts: PathFacts, what: str) -> _Class | None:
     if (option := WRITEBACK_OPTIONS.get(row.type)) and row.option(option) is not None:
         return _Class(Placement.SHARED_WRITEBACK, f"with `{option}` fsync returns before the server has the bytes: {what}")
     if address == "::1" or address.startswith("127."):
-        return _Class(Placement.UNKNOWN, f"its server is reached through {address}: a proxy, or this node's own export: {what}")
+        why = f"its server is reached through {_line(address)}: a proxy, or this node's own export"
+        return _Class(Placement.UNKNOWN, f"{why}: {what}")
     if facts.server_is_local:
-        return _Class(Placement.UNKNOWN, f"its server {address} is this node itself, which can be lost: {what}")
+        return _Class(Placement.UNKNOWN, f"its server {_line(address)} is this node itself, which can be lost: {what}")
     return None
 
 
 def _on_devices(facts: PathFacts, what: str) -> _Class:
     """A disk's file system: the worst of its devices decides. Never shared, wherever the bytes are."""
-    leaves = [device for device in facts.devices if not device.below]
-    seen = {_device_class(device) for device in leaves}
-    if Placement.VOLATILE in seen:
-        return _Class(Placement.VOLATILE, f"on a block device in this node's memory: {what}")
-    if any(device.name.startswith("loop") for device in leaves):
+    found = devices.placement(facts.devices)
+    if found is Placement.VOLATILE:
+        return _Class(found, f"on a block device in this node's memory: {what}")
+    if any(device.name.startswith("loop") for device in devices.leaves(facts.devices)):
         return _in_image(facts, what)
-    if seen == {Placement.NODE_ATTACHED_NETWORK_BLOCK}:
-        return _Class(
-            Placement.NODE_ATTACHED_NETWORK_BLOCK,
-            f"a network volume that one node at a time can mount: {what}",
-        )
-    evidence = []
-    if not leaves:
-        evidence.append("its devices can't be seen from here")
-    if any(device.transport in ("virtio", "hypervisor") for device in leaves):
-        evidence.append("a virtual disk: where the hypervisor keeps it can't be seen from here")
+    if found is Placement.NODE_ATTACHED_NETWORK_BLOCK:
+        return _Class(found, f"a network volume that one node at a time can mount: {what}")
+    evidence = list(devices.notes(facts.devices))
     if facts.mount.mount_point == "/" and facts.existing != "/":
         evidence.append("nothing is mounted between / and the path: if a mount was expected there, it is missing")
-    return _Class(Placement.NODE_LOCAL, f"a disk of this node: {what}", tuple(evidence))
-
-
-def _device_class(device: BlockDevice) -> Placement:
-    if _MEMORY_NAMES.match(device.name):
-        return Placement.VOLATILE
-    transports = set(device.transport.split("+")) - {""}
-    network = (
-        (transports and transports <= _NETWORK_TRANSPORTS)
-        or _NETWORK_NAMES.match(device.name)
-        or any(model in device.model for model in _NETWORK_MODELS)
-    )
-    return Placement.NODE_ATTACHED_NETWORK_BLOCK if network else Placement.NODE_LOCAL
+    return _Class(found, f"a disk of this node: {what}", tuple(evidence))
 
 
 def _in_image(facts: PathFacts, what: str) -> _Class:
@@ -346,7 +331,7 @@ def _seen(facts: PathFacts) -> tuple[str, ...]:
     if facts.missing:
         lines.append(f"it does not exist; judged by {_line(facts.existing)}")
     lines += [
-        f"mount {row.id}: {row.type} from {_line(row.source) or '(no source)'}, device {row.major}:{row.minor}",
+        f"mount {row.id}: {_line(row.type)} from {_line(row.source) or '(no source)'}, device {row.major}:{row.minor}",
         f"folder {_line(row.root)} of it is mounted at {_line(row.mount_point)}",
         f"options {_line(','.join(row.options))}; of the file system {_line(','.join(row.super_options))}",
         f"statfs says {facts.magic:#010x}",
@@ -355,35 +340,27 @@ def _seen(facts: PathFacts) -> tuple[str, ...]:
 
 
 def chain(facts: PathFacts) -> tuple[str, ...]:
-    """Return the backing chain as an indented tree, the mounted device first; a device on several paths is shown on each."""
-    by_name = {device.name: device for device in facts.devices}
-    shown: set[str] = set()
-
-    def lines(device: BlockDevice, depth: int) -> list[str]:
-        shown.add(device.name)
-        found = [f"{'  ' * depth}{_device_line(device)}"]
-        for name in device.below:
-            found += lines(by_name[name], depth + 1) if name in by_name and depth < len(by_name) else []
-        return found
-
-    tree = [line for device in facts.devices if device.name not in shown for line in lines(device, 0)]
+    """Return the backing chain as an indented tree, the mounted device first, the image behind a loop device last."""
+    tree = [_line(line) for line in devices.tree(facts.devices)]
     if facts.backing is not None:
         tree += [f"  the image {_line(facts.backing.real)}", *(f"    {line}" for line in chain(facts.backing))]
     return tuple(tree)
 
 
 def fabric_attached(facts: PathFacts) -> str:
-    """Return whether the bytes are beyond this node: `yes`, `no` or `unknown`. Not the same as shared.
+    """Return whether the bytes are beyond this node: `yes`, `no` or `unknown`. Not the same as shared. The worst disk decides.
 
     A disk of an NVMe-oF target or a network volume is attached by a fabric, and one node at a time can mount it.
     """
     known = FILE_SYSTEMS.get(facts.mount.type)
     if known is not None and known.placement in SHARED | {Placement.SHARED_WRITEBACK, Placement.SHARED_OBJECT}:
         return "yes"
-    leaves = [device for device in facts.devices if not device.below]
-    if not leaves or any(device.transport in ("virtio", "hypervisor") for device in leaves):
-        return "no" if known is not None and known.placement is Placement.VOLATILE else "unknown"
-    return "yes" if all(_device_class(device) is Placement.NODE_ATTACHED_NETWORK_BLOCK for device in leaves) else "no"
+    if known is not None and known.placement is Placement.VOLATILE:
+        return "no"
+    found = {devices.beyond(disk) for disk in devices.leaves(facts.devices) if not disk.name.startswith("loop")}
+    if any(disk.name.startswith("loop") for disk in devices.leaves(facts.devices)):
+        found.add("unknown" if facts.backing is None else fabric_attached(facts.backing))
+    return "no" if "no" in found else "yes" if found == {"yes"} else "unknown"
 
 
 def shared(verdict: PlacementVerdict) -> str:
@@ -393,14 +370,6 @@ def shared(verdict: PlacementVerdict) -> str:
     if not verdict.placement.value.startswith("SHARED_"):
         return "no"
     return "declared" if verdict.confidence is Confidence.DECLARED else "by its type; only `prove` shows it"
-
-
-def _device_line(device: BlockDevice) -> str:
-    words = [word for word in (device.transport, device.model) if word]
-    words += [f"file {device.backing_file}"] if device.backing_file else []
-    if not words:
-        words = [f"made of {len(device.below)}" if device.below else "nothing more is known"]
-    return _line(f"{device.name}: {'; '.join(words)}")
 
 
 def _line(text: str) -> str:

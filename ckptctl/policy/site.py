@@ -5,7 +5,7 @@ from __future__ import annotations
 import fnmatch
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 
 from ckptctl.model.mount import MountRow
@@ -41,6 +41,19 @@ class Artifact(str, Enum):
         return self in (Artifact.CHECKPOINT, Artifact.OPTIMIZER, Artifact.EVAL_WEIGHTS)
 
 
+class Durability(str, Enum):
+    """What a site promises of the files on a mount, from strong to weak."""
+
+    DURABLE = "durable"
+    SCRATCH = "scratch"
+    EPHEMERAL = "ephemeral"
+
+    @property
+    def rank(self) -> int:
+        """The position from strong to weak."""
+        return list(Durability).index(self)
+
+
 _DURABLE = frozenset({Placement.SHARED_PARALLEL, Placement.SHARED_SERVER})
 _CACHES = _DURABLE | {
     Placement.SHARED_WRITEBACK,
@@ -57,6 +70,7 @@ class ExpectedMount:
     """A mount that the site promises at `path` on every node that may run jobs.
 
     `type` and `source` (a pattern with `*`) are what the mount table must show, empty for anything but the root file system's.
+    `durability` is what the site keeps of it: scratch has no backup, what is ephemeral goes with the job or at some time.
     `declare` is the class of storage that can't be classified from here (a virtiofs share, a FUSE client nobody knows).
     Files unused for `purge_days` are removed by the site, 0 for never. `forbid_options` are mount options that refuse a path.
     """
@@ -67,6 +81,7 @@ class ExpectedMount:
     declare: Placement | None = None
     purge_days: int = 0
     forbid_options: tuple[str, ...] = ()
+    durability: Durability = Durability.DURABLE
 
     def problem(self, row: MountRow) -> str:
         """Return how the mount that is there differs from the one promised, or an empty string."""
@@ -112,27 +127,17 @@ class SitePolicy:
     def tightened(self, other: SitePolicy) -> SitePolicy:
         """Return this policy with what a user adds: a stricter mode, fewer classes, more globs and mounts; never a looser word.
 
-        A user's mount at a path that the site has promised counts beside the site's for its forbidden options only, and a user
-        declares no class.
+        A user's mount at a path that the site has promised counts beside the site's for its forbidden options and a weaker
+        durability only, and a user declares no class.
         """
         promised = {mount.path for mount in self.mounts}
         added = tuple(
-            ExpectedMount(mount.path, mount.type, mount.source, None, mount.purge_days, mount.forbid_options)
+            replace(mount, declare=None)
             for mount in other.mounts
             if mount.path not in promised
         )
-        forbidden = {mount.path: mount.forbid_options for mount in other.mounts}
-        kept = tuple(
-            ExpectedMount(
-                mount.path,
-                mount.type,
-                mount.source,
-                mount.declare,
-                mount.purge_days,
-                tuple(dict.fromkeys((*mount.forbid_options, *forbidden.get(mount.path, ())))),
-            )
-            for mount in self.mounts
-        )
+        theirs = {mount.path: mount for mount in other.mounts}
+        kept = tuple(_tighter(mount, theirs[mount.path]) if mount.path in theirs else mount for mount in self.mounts)
         kinds = {*self.allow, *other.allow}
         return SitePolicy(
             mode=max(self.mode, other.mode, key=lambda mode: mode.rank),
@@ -141,6 +146,12 @@ class SitePolicy:
             allow={kind: self.allowed(kind) & other.allow.get(kind, self.allowed(kind)) for kind in kinds},
             untightened=self,
         )
+
+
+def _tighter(mine: ExpectedMount, other: ExpectedMount) -> ExpectedMount:
+    options = tuple(dict.fromkeys((*mine.forbid_options, *other.forbid_options)))
+    durability = max(mine.durability, other.durability, key=lambda word: word.rank)
+    return replace(mine, forbid_options=options, durability=durability)
 
 
 def _below(path: str, folder: str) -> bool:

@@ -6,6 +6,7 @@ commit are files, so that a committer needs no rank to be alive once the receipt
 
 from __future__ import annotations
 
+import logging
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -25,7 +26,7 @@ from ckptctl.interfaces import Engine
 from ckptctl.model import codec
 from ckptctl.model.checkpoint import PROOF, CheckpointId, staged_name
 from ckptctl.model.manifest import Commit, RankReceipt, Receipt, SavePlan
-from ckptctl.storage import files, journal
+from ckptctl.storage import files, journal, mounts
 from ckptctl.storage.repository import Committed, Repository
 from ckptctl.storage.start import Started
 
@@ -39,15 +40,17 @@ _VARIABLES = {
     "path": "CKPTCTL_RESUME_PATH",
     "digest": "CKPTCTL_RESUME_DIGEST",
     "sequence": "CKPTCTL_RESUME_SEQUENCE",
+    "mount": "CKPTCTL_MOUNT",
 }
-_MAY_BE_EMPTY = {"path", "digest"}
+_MAY_BE_EMPTY = {"path", "digest", "mount"}
 
 
 @dataclass(frozen=True)
 class Incarnation:
     """What every rank of an incarnation is told, once, before it starts; it never looks for itself.
 
-    `path` and `digest` (of the manifest) are empty for a start at step 0. `job` is `<job id>.<restart>`.
+    `path` and `digest` (of the manifest) are empty for a start at step 0. `job` is `<job id>.<restart>`. `mount` is what the
+    root is where the incarnation was started: type and place (`storage.mounts.place`), empty when it could not be told.
     """
 
     root: str
@@ -59,6 +62,7 @@ class Incarnation:
     path: str
     digest: str
     sequence: int
+    mount: str = ""
 
     @staticmethod
     def of(started: Started, root: str) -> Incarnation:
@@ -74,6 +78,7 @@ class Incarnation:
             path=started.path,
             digest=point.manifest_digest,
             sequence=point.sequence,
+            mount=_mount(root),
         )
 
     def environment(self) -> dict[str, str]:
@@ -111,6 +116,13 @@ class Incarnation:
                 hint="these variables are made by `ckptctl run`; don't set them by hand",
             )
         return Incarnation(**values, **numbers)  # type: ignore[arg-type]
+
+
+def _mount(root: str) -> str:
+    try:
+        return " ".join(mounts.place(root))
+    except StorageFault:
+        return ""
 
 
 @dataclass(frozen=True)
@@ -182,7 +194,9 @@ class Session:
             elif told.path and (found := self._digest_at(told.path)) != told.digest:
                 seen = f"manifest {found[:16]} in {told.path}"
             else:
-                return
+                seen = self._other_mount()
+                if not seen:
+                    return
         except (StorageFault, DamagedCheckpoint) as exc:
             seen = exc.message
         raise NotShared(
@@ -190,6 +204,22 @@ class Session:
             context=f"{told.root}, lineage {told.lineage}, generation {told.generation}",
             hint=f"check the mount on {self.node}: `ckptctl check {told.root}`",
         )
+
+    def _other_mount(self) -> str:
+        """Return what this rank's root is, when it can't be the mount that the batch host writes to; else an empty string.
+
+        A container's layer over the shared folder shows every file of it, and keeps what is written for itself.
+        """
+        kind, _, told = self.incarnation.mount.partition(" ")
+        here, _, seen = _mount(self.incarnation.root).partition(" ")
+        if not kind or not here or (kind, told) == (here, seen):
+            return ""
+        if kind.rstrip("4") != here.rstrip("4"):  # nfs and nfs4 are one server's
+            return f"the same files through another mount, {here} from {seen}, not {kind} from {told}"
+        if self.leads_node:
+            message = f"node {self.node} reaches the checkpoint root as {seen}, the batch host as {told}: the same files"
+            events.emit(events.RUN_WARNING, message, level=logging.WARNING)
+        return ""
 
     def _digest_at(self, path: str) -> str:
         marker = os.path.join(path, PROOF, "COMMIT")

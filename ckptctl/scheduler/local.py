@@ -83,14 +83,17 @@ class LocalScheduler:
             after_s = queue.row("SELECT suspect_after_s FROM controller")[0]
         return {name: _state(rows[name], after_s) if name in rows else NodeState.UNKNOWN for name in names}
 
-    def ask_nodes(self, job: Job, argv: Sequence[str], *, deadline_s: float) -> list[TaskAnswer]:
+    def ask_nodes(
+        self, job: Job, argv: Sequence[str], *, deadline_s: float, env: Mapping[str, str] | None = None
+    ) -> list[TaskAnswer]:
         """Run `argv` once on each node of the job; stdout is the answer, stderr goes to this process's stderr."""
         end_s = time.monotonic() + deadline_s
         with self._queue() as queue:
             with queue.transaction():
                 boots = self._running(queue, job)
                 tasks = [NewTask(node, boots[node]) for node in job.nodes]
-                launch = queue.add_launch(queue.job_row(job.id), "probe", argv, os.environ, str(Path.cwd()), tasks,
+                told = {**os.environ, **(env or {})}
+                launch = queue.add_launch(queue.job_row(job.id), "probe", argv, told, str(Path.cwd()), tasks,
                                           launcher=os.getpid(), kill_at_s=end_s)  # fmt: skip
             try:
                 rows = _wait_for_tasks(queue, launch, end_s)

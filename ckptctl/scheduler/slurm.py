@@ -100,7 +100,9 @@ class SlurmScheduler:
                     found[record["NodeName"]] = text.node_state(record.get("State", ""))
         return found
 
-    def ask_nodes(self, job: Job, argv: Sequence[str], *, deadline_s: float) -> list[TaskAnswer]:
+    def ask_nodes(
+        self, job: Job, argv: Sequence[str], *, deadline_s: float, env: Mapping[str, str] | None = None
+    ) -> list[TaskAnswer]:
         """See `interfaces.Scheduler`. One overlapping jobstep over all nodes that respond.
 
         When that step breaks (a slurmd is dead and Slurm does not know yet), the nodes without an answer are asked one by one.
@@ -112,22 +114,26 @@ class SlurmScheduler:
         well = [node for node in job.nodes if states[node] not in (NodeState.DOWN, NodeState.SUSPECT)]
         answers = {node: _no_answer(node, f"the node is {states[node].value}") for node in job.nodes if node not in well}
         if well:
-            answers |= self._ask(job, well, argv, max(1.0, (end - time.monotonic()) * (0.6 if len(well) > 1 else 1.0)))
+            share_s = (end - time.monotonic()) * (0.6 if len(well) > 1 else 1.0)
+            answers |= self._ask(job, well, argv, env or {}, max(1.0, share_s))
         silent = [node for node in well if answers[node].exit_code is None]
         if len(well) > 1 and silent and end - time.monotonic() > 1:
             left = end - time.monotonic()
             with ThreadPoolExecutor(max_workers=min(16, len(silent))) as pool:
-                for again in pool.map(lambda node: self._ask(job, [node], argv, left), silent):
+                for again in pool.map(lambda node: self._ask(job, [node], argv, env or {}, left), silent):
                     answers |= again
         return [answers[node] for node in job.nodes]
 
-    def _ask(self, job: Job, nodes: Sequence[str], argv: Sequence[str], deadline_s: float) -> dict[str, TaskAnswer]:
+    def _ask(
+        self, job: Job, nodes: Sequence[str], argv: Sequence[str], added: Mapping[str, str], deadline_s: float
+    ) -> dict[str, TaskAnswer]:
         count = str(len(nodes))
         command = ["srun", f"--jobid={job.id.partition('_')[0] if '_' not in job.id else _raw_id(job)}", "--overlap"]
         command += [f"--nodes={count}", f"--ntasks={count}", "--ntasks-per-node=1", "-w", text.fold(list(nodes))]
         command += ["--mem=0", "--gres=none", "--no-kill", "--kill-on-bad-exit=0", "--input=none", "--cpu-bind=none"]
+        command += ["--export=ALL"]  # also in a job that was submitted with --export=NONE
         command += ["sh", "-c", _WRAPPER, "sh", *argv]
-        env = {name: value for name, value in os.environ.items() if not _STEP_VARIABLES.match(name)}
+        env = {name: value for name, value in os.environ.items() if not _STEP_VARIABLES.match(name)} | dict(added)
         process = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=env, start_new_session=True
         )

@@ -85,18 +85,21 @@ def fsync_folder(path: str) -> None:
             os.close(fd)
 
 
-def make_folder(path: str, *, exist_ok: bool = False) -> None:
-    """Create one folder (group keeps read and search; setgid and default ACLs are the parent's) and make its name durable."""
+def make_folder(path: str, *, exist_ok: bool = False, private: bool = False) -> None:
+    """Create one folder and make its name durable.
+
+    The group keeps read and search, setgid and default ACLs are the parent's; a `private` one is its user's alone.
+    """
     with translated(path, "create the folder"):
         announce("mkdir", path)
         try:
-            os.mkdir(path, 0o777)
+            os.mkdir(path, 0o700 if private else 0o777)
         except FileExistsError:
             if not exist_ok or not os.path.isdir(path):
                 raise
             return
         mode = os.stat(path).st_mode
-        if mode & 0o050 != 0o050:
+        if mode & 0o050 != 0o050 and not private:
             os.chmod(path, (mode & 0o7777) | 0o050)  # noqa: S103 - the group keeps read and search
     fsync_folder(os.path.dirname(path) or ".")
 
@@ -167,9 +170,12 @@ def move(source: str, target: str) -> None:
         try:
             os.rename(source, target)
         except OSError as exc:
-            if exc.errno in (errno.ENOTEMPTY, errno.EEXIST):
+            if exc.errno == errno.ENOENT and os.path.lexists(target) and not os.path.lexists(source):
+                pass  # a rename that NFS sent twice: the second found nothing to do
+            elif exc.errno in (errno.ENOTEMPTY, errno.EEXIST):
                 raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), target) from exc
-            raise
+            else:
+                raise
     fsync_folder(os.path.dirname(target))
     if os.path.dirname(source) != os.path.dirname(target):
         with contextlib.suppress(StorageFault):  # the source's folder may be swept meanwhile; the target is what counts

@@ -1,4 +1,4 @@
-"""Where a path lives: its mount row, its file system, the devices below. Linux only; looks, and changes nothing.
+"""Where a path lives: its mount row, its file system, what is behind it. Linux only; looks, and changes nothing.
 
 The row is found by the mount id of an open descriptor. Never by the longest mount point that fits (with stacked mounts
 the first match is the hidden one), never by device number (files of overlayfs and btrfs report another than their row).
@@ -14,11 +14,12 @@ import os
 import re
 import stat
 from collections.abc import Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ckptctl.errors import StorageFault, UsageError
 from ckptctl.model.mount import BlockDevice, MountRow, PathFacts
+from ckptctl.storage import addresses
+from ckptctl.storage.devices import backing_chain
 
 if TYPE_CHECKING:
     from ckptctl.model.manifest import FilesystemIdentity
@@ -32,15 +33,6 @@ _AT_EACCESS = 0x200
 _libc = ctypes.CDLL(None, use_errno=True)
 
 _ESCAPE = re.compile(rb"\\([0-3][0-7]{2})")
-_ATTACHED = (  # a part of a disk's path in sysfs -> transport; the first that fits
-    (re.compile(r"/session\d+/"), "iscsi"),
-    (re.compile(r"/rport-"), "fc"),
-    (re.compile(r"/end_device-"), "sas"),
-    (re.compile(r"/ata\d+/"), "ata"),
-    (re.compile(r"/usb\d+/"), "usb"),
-    (re.compile(r"/virtio\d+/"), "virtio"),
-    (re.compile(r"/vmbus|/VMBUS|/vbd-"), "hypervisor"),
-)
 
 
 # --- the mount table --------------------------------------------------------------------------------------------------
@@ -123,20 +115,40 @@ def _row_of(fd: int) -> MountRow:
     )
 
 
-def identity(where: str | int) -> FilesystemIdentity:
-    """Return type, source and root of the mount that an existing path, or an open descriptor, is on.
+def row_at(where: str | int) -> MountRow:
+    """Return the row of the mount that an existing path, or an open descriptor, is on.
 
-    Two nodes with the same identity may share the volume; with different ones they hardly do. It proves nothing: one
-    address can be two servers. Raises `StorageFault`, also for a path that does not exist.
+    Raises `StorageFault`, also for a path that does not exist.
     """
     with _faults(str(where)):
         if isinstance(where, int):
-            return _row_of(where).identity
+            return _row_of(where)
         fd = os.open(where, os.O_PATH | os.O_CLOEXEC)
         try:
-            return _row_of(fd).identity
+            return _row_of(fd)
         finally:
             os.close(fd)
+
+
+def identity(where: str | int) -> FilesystemIdentity:
+    """Return type, source and root of that mount.
+
+    Two nodes with the same identity may share the volume; with different ones they hardly do. It proves nothing: one
+    address can be two servers. Raises like `row_at`.
+    """
+    return row_at(where).identity
+
+
+def place(path: str) -> tuple[str, str]:
+    """Return the type of the mount that an existing path is on, and its folder as the file system's source names it.
+
+    The same in a container that binds a part of the mount elsewhere: `/lustre/team/run` of `server:/scratch` and `/ckpt/run`
+    of a bind of its `team` are both `server:/scratch/team/run`. Raises like `row_at`.
+    """
+    real = os.path.realpath(path)
+    row = row_at(real)
+    inner = os.path.join(row.root, os.path.relpath(real, row.mount_point))
+    return row.type, row.identity.source.rstrip("/") + os.fsencode(os.path.normpath(inner)).decode("utf-8", "backslashreplace")
 
 
 # --- one path ---------------------------------------------------------------------------------------------------------
@@ -176,7 +188,7 @@ def _examine(path: str, loop_depth: int) -> PathFacts:
                 mount=row,
                 magic=_magic(fd),
                 uid=os.geteuid(),
-                writable_errno=_writable_errno(fd),
+                writable_errno=_writable_errno(fd) or (errno.EROFS if row.read_only else 0),  # ext4's stop is in the row alone
                 total_bytes=space.f_blocks * unit,
                 free_bytes=space.f_bavail * unit,
                 total_inodes=space.f_files or None,
@@ -247,91 +259,19 @@ def _writable_errno(fd: int) -> int:
 def _server_is_local(row: MountRow) -> bool:
     """Whether the server's address is one of this machine, by the kernel's tables of local addresses."""
     address = row.option("addr") or ""
-    if row.type not in _NETWORK_SERVERS or not address:
-        return False
-    if ":" not in address:
-        # Not by trying to bind it: where net.ipv4.ip_nonlocal_bind is set, that works with any address.
-        rows = rf"\|-- {re.escape(address)}\n\s+/32 host LOCAL"
-        return re.search(rows, _read("/proc/net/fib_trie")) is not None
-    import socket  # here: only few paths need it
-
-    try:
-        wanted = socket.inet_pton(socket.AF_INET6, address.partition("%")[0]).hex()
-    except OSError:
-        return False
-    return any(line.startswith(wanted) for line in _read("/proc/net/if_inet6").splitlines())
-
-
-# --- devices ----------------------------------------------------------------------------------------------------------
-
-
-def backing_chain(row: MountRow, sys_root: str = "/sys") -> tuple[BlockDevice, ...]:
-    """Return the block devices below a mount, the mounted one first, down to the disks; () where there are none.
-
-    A file system with an anonymous device number (btrfs) is followed through its source, one of its devices.
-    """
-    major, minor = row.major, row.minor
-    if major == 0:
-        if not row.source.startswith("/dev/"):
-            return ()
-        try:
-            found = os.stat(row.source)
-        except OSError:  # in a container the host's device nodes are not there
-            return ()
-        if not stat.S_ISBLK(found.st_mode):
-            return ()
-        major, minor = os.major(found.st_rdev), os.minor(found.st_rdev)
-    top = f"{sys_root}/dev/block/{major}:{minor}"
-    if not os.path.exists(top):
-        return ()
-    chain: dict[str, BlockDevice] = {}
-    todo = [os.path.realpath(top)]
-    while todo:
-        folder = todo.pop(0)
-        name = os.path.basename(folder)
-        if name in chain:
-            continue
-        if os.path.exists(f"{folder}/partition"):
-            below = [os.path.dirname(folder)]
-        else:
-            below = [os.path.realpath(entry) for entry in sorted(Path(folder, "slaves").glob("*"))]
-        todo += below
-        names = tuple(os.path.basename(entry) for entry in below)
-        chain[name] = BlockDevice(name, below=names) if below else _disk(folder, name)
-    return tuple(chain.values())
-
-
-def _disk(folder: str, name: str) -> BlockDevice:
-    device = f"{folder}/device"
-    transports = {_read(f"{device}/transport")}  # NVMe: of the controller …
-    transports |= {_read(str(entry)) for entry in Path(device).glob("nvme*/transport")}  # … or of each multipath leg
-    transports -= {""}
-    if not transports and not name.startswith("nvme"):
-        transports |= set([found for part, found in _ATTACHED if part.search(folder + "/")][:1])
-    model = _read(f"{device}/model")
-    return BlockDevice(
-        name=name,
-        transport="+".join(sorted(transports)),
-        model=f"{_read(f'{device}/vendor')} {model}".strip() if model else "",
-        backing_file=_read(f"{folder}/loop/backing_file"),
-    )
+    return row.type in _NETWORK_SERVERS and bool(address) and addresses.is_own(address)
 
 
 def _behind_loop(devices: tuple[BlockDevice, ...], depth: int) -> PathFacts | None:
-    """Return the facts of the one file behind the chain's loop devices; None where it can't be told from here."""
+    """Return the facts of the one file behind the chain's loop devices; None where it can't be told from here.
+
+    It is never looked for by the name that the kernel gives a removed file: another may have that name.
+    """
     files = {device.backing_file for device in devices if device.name.startswith("loop") and not device.below}
-    if depth == 0 or len(files) != 1 or "" in files:
+    if depth == 0 or len(files) != 1 or any(not file or file.endswith(" (deleted)") for file in files):
         return None
     try:
         facts = _examine(files.pop(), depth - 1)
     except StorageFault:
         return None
     return None if facts.missing else facts
-
-
-def _read(path: str) -> str:
-    try:
-        with open(path, "rb") as file:
-            return os.fsdecode(file.read()).strip()
-    except OSError:
-        return ""

@@ -118,7 +118,7 @@ def check_inside(harness: SchedulerHarness) -> None:
     found.expect(comment_value(seen["comment"] or "", "conf-c") == driver.SAYING, "a value with blanks did not come back")
     found.expect("conf-a=1" not in words, "set_comment kept the old value of the key")
 
-    for name in ("answers", "one_fails", "one_hangs", "not_there"):
+    for name in ("answers", "one_fails", "one_hangs", "not_there", "told"):
         found.expect([one["node"] for one in seen[name]] == nodes, f"{name}: not one answer per node, in order")
     found.expect([one["output"].strip() for one in seen["answers"]] == nodes, "the answers are not those of the nodes")
     found.expect([one["exit_code"] for one in seen["answers"]] == [0, 0], "exit codes of good answers are not 0")
@@ -133,6 +133,8 @@ def check_inside(harness: SchedulerHarness) -> None:
     found.expect(seen["hang_took_s"] < harness.hang_s + harness.patience_s, "a question takes much longer than its deadline")
     found.expect(seen["hung_pid"] != "none", "the command did not begin on the node that was to hang: raise hang_s")
     found.expect(seen["hung"]["output"].strip() == "gone", "the process that hung is still there")
+    told = [one["output"].strip() for one in seen["told"]]
+    found.expect(told == [driver.SAYING, driver.SAYING], "a variable for the nodes did not reach them as it is")
     for one in seen["not_there"]:
         found.expect(one["exit_code"] != 0, "a command that does not exist succeeded")
     found.judge()

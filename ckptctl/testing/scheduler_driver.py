@@ -129,6 +129,7 @@ class Driver:
             answers=self._ask(job, ask, self.patience_s),
             one_fails=self._ask(job, [*ask, "--fail-on", last], self.patience_s),
             not_there=self._ask(job, [f"{self.out.parent}/no-such-command"], self.patience_s),
+            told=self._ask(job, ["sh", "-c", 'echo "$CONF_WORD"'], self.patience_s, {"CONF_WORD": SAYING}),
         )
         began_s = time.monotonic()
         pid_file = self.out.with_suffix(".pid")
@@ -140,8 +141,8 @@ class Driver:
         gone = ["sh", "-c", f'if [ -d "/proc/{pid}" ]; then echo there; else echo gone; fi']
         self.record(hung_pid=pid, hung=self._ask(job, gone, self.patience_s)[-1])
 
-    def _ask(self, job: Job, argv: list[str], deadline_s: float) -> list[Any]:
-        return [plain(answer) for answer in self.scheduler.ask_nodes(job, argv, deadline_s=deadline_s)]
+    def _ask(self, job: Job, argv: list[str], deadline_s: float, env: dict[str, str] | None = None) -> list[Any]:
+        return [plain(answer) for answer in self.scheduler.ask_nodes(job, argv, deadline_s=deadline_s, env=env)]
 
     def launch(self) -> None:
         """In a job: commands that succeed, fail, die, listen to signals, and are ended."""

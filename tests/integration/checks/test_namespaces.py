@@ -3,76 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from ckptctl.actions.check import check
-
-ROOT = Path(__file__).resolve().parents[3]
-LIMIT_S = 30
-LOOK = """
-import json, sys
-from dataclasses import asdict
-from ckptctl.actions.check import check, probe_node
-from ckptctl.checks.capabilities import probe
-from ckptctl.model.verdict import Placement
-accept = frozenset({Placement.CONTAINER_EPHEMERAL})
-for path in sys.argv[1:]:
-    result = check(path, single_machine=True, accept=accept)
-    print(json.dumps({**asdict(result), "node": probe_node(path), "strict": check(path).exit_code}))
-"""
-
-
-def unavailable() -> str:
-    if os.geteuid() != 0:
-        return "needs root (mounts)"
-    for command in ("unshare", "mount", "bash"):
-        if shutil.which(command) is None:
-            return f"needs {command}"
-    done = subprocess.run(["unshare", "-m", "true"], capture_output=True, text=True)
-    return f"may not make mount namespaces: {done.stderr.strip()}" if done.returncode else ""
-
+from tests.support.namespaces import disk_class, image_class, inside, looked, names, placement, unavailable
 
 pytestmark = pytest.mark.skipif(bool(unavailable()), reason=unavailable() or "-")
-
-
-def inside(folder: Path, setup: str, code: str, *arguments: str) -> str:
-    """Run `setup` (bash) and then Python code in a new mount namespace; return what the code printed."""
-    script = f'set -e; cd {folder}\n({setup}\n) >&2 || exit 77\nexec "$@"'
-    command = ["unshare", "-m", "--propagation", "private", "bash", "-c", script, "bash"]
-    done = subprocess.run(
-        [*command, sys.executable, "-c", code, *arguments],
-        capture_output=True,
-        text=True,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        timeout=LIMIT_S,
-    )
-    if done.returncode == 77:
-        pytest.skip(f"this machine can't make the mounts: {done.stderr.strip()}")
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
-def looked(folder: Path, setup: str, *paths: str) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in inside(folder, setup, LOOK, *paths).splitlines()]
-
-
-def placement(result: dict[str, Any]) -> str:
-    return str(result["verdict"]["placement"])
-
-
-def names(result: dict[str, Any]) -> set[str]:
-    return {finding["name"] for finding in result["report"]["findings"]}
-
-
-def disk_class(folder: Path) -> str:
-    return check(str(folder)).verdict.placement.value
 
 
 def test_memory_is_volatile_also_on_a_single_machine(tmp_path: Path) -> None:
@@ -144,8 +82,7 @@ def test_an_image_file_is_as_good_as_the_storage_below_it_and_never_shared(tmp_p
         for where in . mem; do truncate -s 8M $where/img; mkfs.ext4 -q $where/img; done
         mount -o loop img on-disk; mount -o loop mem/img in-memory; mkdir on-disk/run in-memory/run"""
     [disk, memory] = looked(tmp_path, setup, f"{tmp_path}/on-disk/run", f"{tmp_path}/in-memory/run")
-    expected = disk_class(tmp_path)
-    assert placement(disk) == ("NODE_LOCAL" if expected == "NODE_ATTACHED_NETWORK_BLOCK" else expected)
+    assert placement(disk) == image_class(tmp_path)
     assert disk["facts"]["mount"]["type"] == "ext4"
     assert disk["facts"]["devices"][0]["backing_file"] == f"{tmp_path}/img"
     assert disk["facts"]["backing"]["real"] == f"{tmp_path}/img"

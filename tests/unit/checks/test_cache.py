@@ -1,19 +1,20 @@
-"""A folder that is called a cache and holds training state is told so."""
+"""A folder that is called a cache and holds training state, or is written after it was filled, is told so."""
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 
 from ckptctl.actions.check import check
-from ckptctl.checks.cache import state_in_cache
+from ckptctl.checks.cache import no_cache
 from ckptctl.policy.site import Artifact
 
 
 def messages(folder: Path) -> list[str]:
     """Look at a folder."""
-    return [finding.message for finding in state_in_cache(str(folder), deadline_s=10)]
+    return [finding.message for finding in no_cache(str(folder), deadline_s=10)]
 
 
 @pytest.mark.parametrize(
@@ -58,3 +59,24 @@ def test_check_tells_it_for_caches_only(tmp_path: Path) -> None:
     for artifact in Artifact:
         names = [finding.name for finding in check(str(tmp_path), artifact=artifact).report.findings]
         assert ("state-in-cache" in names) is not artifact.durable
+
+
+@pytest.mark.parametrize("marker", ["_SUCCESS", ".complete", "dataset_info.json", "index.json"])
+def test_what_is_written_after_the_cache_was_filled_is_named(tmp_path: Path, marker: str) -> None:
+    for name in ("shard-0.tar", marker, "late/out.bin"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+    now = (tmp_path / marker).stat().st_mtime
+    os.utime(tmp_path / "shard-0.tar", (now - 900, now - 900))
+    assert messages(tmp_path) == []
+    os.utime(tmp_path / "late/out.bin", (now + 900, now + 900))
+    (found,) = messages(tmp_path)
+    assert marker in found
+    assert "late/out.bin" in found
+
+
+def test_without_a_marker_nobody_knows_when_it_was_filled(tmp_path: Path) -> None:
+    for number, name in enumerate(("a", "b")):
+        (tmp_path / name).touch()
+        os.utime(tmp_path / name, (number * 10_000, number * 10_000))
+    assert messages(tmp_path) == []

@@ -178,6 +178,13 @@ def test_space(tmp_path: Path, changes: dict[str, int | None], expected: dict[st
     assert {name: level for name, level in found.items() if "space" in name or "inodes" in name} == expected
 
 
+def test_the_inodes_that_an_object_store_makes_up_are_not_looked_at(tmp_path: Path) -> None:
+    facts = replace(examine(str(tmp_path)), free_inodes=0, total_inodes=1_000_000_000)  # as rclone says it
+    on_rclone = replace(facts, mount=replace(facts.mount, type="fuse.rclone"))
+    assert "no-inodes" in {finding.name for finding in findings(facts)}
+    assert "no-inodes" not in {finding.name for finding in findings(on_rclone)}
+
+
 def test_a_probe_of_a_folder_that_is_gone(tmp_path: Path) -> None:
     found = probe(f"{tmp_path}/gone", deadline_s=10)
     assert [(finding.name, finding.severity.value) for finding in found] == [("not-writable", "error")]

@@ -16,7 +16,7 @@ import pytest
 from ckptctl.errors import StorageFault, UsageError
 from ckptctl.model.manifest import FilesystemIdentity
 from ckptctl.model.mount import BlockDevice, MountRow, PathFacts
-from ckptctl.storage.mounts import _server_is_local, backing_chain, examine, find_row, identity, parse_row
+from ckptctl.storage.mounts import _behind_loop, _server_is_local, examine, find_row, identity, parse_row
 
 ROOT = Path(__file__).resolve().parents[3]
 # As Linux 6.18 printed them.
@@ -70,6 +70,12 @@ def test_an_escaped_comma_does_not_end_an_option() -> None:
 @pytest.mark.parametrize(("mount_id", "read_only"), [(75, False), (76, True), (77, True)])
 def test_either_option_field_makes_it_read_only(mount_id: int, read_only: bool) -> None:
     assert row(mount_id).read_only is read_only
+
+
+@pytest.mark.parametrize("word", ["emergency_ro", "shutdown"])
+def test_an_ext4_that_has_stopped_is_read_only_though_its_options_begin_with_rw(word: str) -> None:
+    line = f"64 43 7:0 / /mnt/d rw,relatime - ext4 /dev/loop0 rw,errors=remount-ro,{word}"
+    assert parse_row(line.encode()).read_only
 
 
 def test_optional_tags_are_kept_and_unknown_ones_do_no_harm() -> None:
@@ -255,72 +261,14 @@ def test_an_ipv6_address_of_this_machine() -> None:
     assert _server_is_local(parse_row(b"1 0 0:1 / /n rw - nfs4 s:/x rw,addr=::1"))
 
 
-# --- devices, from a sysfs of our own --------------------------------------------------------------------------------
+# --- behind a loop device ---------------------------------------------------------------------------------------------
 
 
-class Sysfs:
-    """A folder that looks like /sys as far as block devices go."""
-
-    def __init__(self, root: Path) -> None:
-        self.root = root
-
-    def disk(self, where: str, numbers: str, files: dict[str, str] | None = None, below: tuple[str, ...] = ()) -> None:
-        folder = self.root / "devices" / where
-        folder.mkdir(parents=True, exist_ok=True)
-        for name, text in (files or {}).items():
-            (folder / name).parent.mkdir(parents=True, exist_ok=True)
-            (folder / name).write_text(text + "\n")
-        for other in below:
-            (folder / "slaves").mkdir(exist_ok=True)
-            (folder / "slaves" / Path(other).name).symlink_to(self.root / "devices" / other)
-        (self.root / "dev" / "block").mkdir(parents=True, exist_ok=True)
-        (self.root / "dev" / "block" / numbers).symlink_to(folder)
-
-    def chain(self, numbers: str) -> tuple[BlockDevice, ...]:
-        line = f"1 0 {numbers} / /mnt rw - ext4 /dev/x rw"
-        return backing_chain(parse_row(line.encode()), str(self.root))
-
-
-@pytest.fixture
-def sysfs(tmp_path: Path) -> Sysfs:
-    return Sysfs(tmp_path / "sys")
-
-
-def test_a_partition_of_an_nvme_disk(sysfs: Sysfs) -> None:
-    controller = {"device/transport": "pcie", "device/model": "Amazon Elastic Block Store"}
-    sysfs.disk("pci/nvme/nvme0/nvme0n1", "259:0", controller)
-    sysfs.disk("pci/nvme/nvme0/nvme0n1/nvme0n1p1", "259:1", {"partition": "1"})
-    assert sysfs.chain("259:1") == (
-        BlockDevice("nvme0n1p1", below=("nvme0n1",)),
-        BlockDevice("nvme0n1", transport="pcie", model="Amazon Elastic Block Store"),
-    )
-
-
-def test_nvme_multipath_takes_the_transports_of_all_its_legs(sysfs: Sysfs) -> None:
-    legs = {"device/nvme3/transport": "tcp", "device/nvme4/transport": "rdma", "device/model": "X"}
-    sysfs.disk("virtual/nvme-subsystem/nvme-subsys0/nvme0n1", "259:0", legs)
-    assert sysfs.chain("259:0") == (BlockDevice("nvme0n1", transport="rdma+tcp", model="X"),)
-
-
-def test_a_logical_volume_over_two_disks(sysfs: Sysfs) -> None:
-    sysfs.disk("pci/host0/session1/target0/block/sda", "8:0", {"device/model": "LUN", "device/vendor": "IET"})
-    sysfs.disk("pci/ata1/host1/block/sdb", "8:16")
-    sysfs.disk("pci/ata1/host1/block/sdb/sdb1", "8:17", {"partition": "1"})
-    below = ("pci/host0/session1/target0/block/sda", "pci/ata1/host1/block/sdb/sdb1")
-    sysfs.disk("virtual/block/dm-0", "253:0", {"dm/uuid": "LVM-x"}, below)
-    assert [(device.name, device.transport, device.model, device.below) for device in sysfs.chain("253:0")] == [
-        ("dm-0", "", "", ("sda", "sdb1")),
-        ("sda", "iscsi", "IET LUN", ()),
-        ("sdb1", "", "", ("sdb",)),
-        ("sdb", "ata", "", ()),
-    ]
-
-
-def test_a_loop_device_names_its_file(sysfs: Sysfs) -> None:
-    sysfs.disk("virtual/block/loop0", "7:0", {"loop/backing_file": "/scratch/disk.img"})
-    assert sysfs.chain("7:0") == (BlockDevice("loop0", backing_file="/scratch/disk.img"),)
-
-
-def test_a_device_that_sysfs_does_not_show(sysfs: Sysfs) -> None:
-    assert sysfs.chain("8:0") == ()
-    assert sysfs.chain("0:44") == ()
+def test_a_file_with_the_name_of_a_removed_image_is_not_taken_for_it(tmp_path: Path) -> None:
+    image = tmp_path / "disk.img"
+    for name in (image, tmp_path / "disk.img (deleted)"):
+        name.touch()
+    found = _behind_loop((BlockDevice("loop0", backing_file=str(image)),), 1)
+    assert found is not None
+    assert found.real == str(image)
+    assert _behind_loop((BlockDevice("loop0", backing_file=f"{image} (deleted)"),), 1) is None

@@ -96,3 +96,11 @@ def test_storage_that_nobody_knows_may_still_be_proved_unless_a_node_knows_worse
     assert not judge({"n1": answer(**strange), "n2": answer(**LOCAL)}, {}).provable
     assert not judge({"n1": answer(**strange)}, {"n2": "silent"}).provable
     assert not judge({"n1": answer(**strange, writable=False)}, {}).provable
+
+
+def test_storage_that_a_node_of_the_job_serves_is_refused_on_all_and_blames_nobody() -> None:
+    served = answer(allowed=False, exit_code=10, placement="UNKNOWN", reason="its server", server_is_local=True, provable=False)
+    verdict = judge({"n1": answer(server_is_local=False), "n2": served, "n3": answer()}, {"n4": "silent"})
+    assert verdict.refused is not None
+    assert (verdict.refused[0], verdict.blamed) == (10, {})
+    assert "n2, a node of this job" in verdict.refused[1]

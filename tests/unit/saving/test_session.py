@@ -130,3 +130,20 @@ def test_pruning_that_fails_does_not_fail_the_save(tmp_path: Path, monkeypatch: 
 
     monkeypatch.setattr(run.leader.repository, "prune", refuse)
     assert run.save(8).id.step == 8
+
+
+def test_a_rank_that_reaches_the_same_files_through_another_mount_type_is_refused(told: Incarnation) -> None:
+    kind, _, where = told.mount.partition(" ")
+    assert kind
+    assert where.endswith("/run1")
+    session(told).verify()
+    session(dataclasses.replace(told, mount="")).verify()
+    with pytest.raises(NotShared, match="the same files through another mount"):
+        session(dataclasses.replace(told, mount=f"lustre {where}")).verify()
+
+
+def test_another_way_to_the_same_files_is_said_once_per_node(told: Incarnation, caplog: pytest.LogCaptureFixture) -> None:
+    other = dataclasses.replace(told, mount=f"{told.mount.partition(' ')[0]} 10.0.0.9:/export/run1")
+    for rank in (0, 1, 2):
+        session(other, ("n1", "n1", "n2"), rank).verify()
+    assert len([record for record in caplog.records if "the batch host as 10.0.0.9:/export/run1" in record.message]) == 2

@@ -157,3 +157,23 @@ def test_names_of_an_absent_folder_are_none_and_of_a_file_a_fault(tmp_path: Path
     (tmp_path / "f").touch()
     with pytest.raises(StorageFault):
         files.names(str(tmp_path / "f"))
+
+
+def test_a_rename_that_nfs_sent_twice_has_succeeded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rename = os.rename
+
+    def twice(source: str, target: str) -> None:
+        rename(source, target)
+        rename(source, target)  # ENOENT: the first one did it
+
+    (tmp_path / "a").mkdir()
+    monkeypatch.setattr(os, "rename", twice)
+    files.move(str(tmp_path / "a"), str(tmp_path / "b"))
+    assert (tmp_path / "b").is_dir()
+    with pytest.raises(StorageFault):
+        files.move(str(tmp_path / "a"), str(tmp_path / "c"))
+
+
+def test_a_private_folder_is_its_users_alone(tmp_path: Path) -> None:
+    files.make_folder(str(tmp_path / "x"), private=True)
+    assert stat.S_IMODE((tmp_path / "x").stat().st_mode) == 0o700

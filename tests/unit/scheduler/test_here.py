@@ -1,0 +1,33 @@
+"""What the environment says about the job."""
+
+from __future__ import annotations
+
+import pytest
+
+from ckptctl.scheduler.here import job_id, temporary_dirs
+
+
+@pytest.mark.parametrize(
+    ("environment", "expected"),
+    [
+        ({}, None),
+        ({"SLURM_JOB_ID": ""}, None),
+        ({"SLURM_JOB_ID": "12"}, "12"),
+        ({"SLURM_JOB_ID": "14", "SLURM_ARRAY_JOB_ID": "12", "SLURM_ARRAY_TASK_ID": "3"}, "12_3"),
+    ],
+)
+def test_the_id_of_the_job(environment: dict[str, str], expected: str | None) -> None:
+    assert job_id(environment) == expected
+
+
+def test_what_a_burst_buffer_made_for_the_job_is_temporary_and_what_outlives_it_is_not() -> None:
+    environment = {
+        "TMPDIR": "/tmp/x",
+        "SLURM_TMPDIR": "/tmp/x",
+        "DW_JOB_STRIPED": "/var/opt/cray/dws/mounts/batch/7/ss",
+        "DW_JOB_my_lustre": "/mnt/nnf/7-0",
+        "DW_PERSISTENT_STRIPED_keep": "/mnt/keep",
+        "HOME": "/root",
+    }
+    assert temporary_dirs(environment) == ("/tmp/x", "/var/opt/cray/dws/mounts/batch/7/ss", "/mnt/nnf/7-0")
+    assert temporary_dirs({"TMPDIR": ""}) == ()
