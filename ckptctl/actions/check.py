@@ -248,7 +248,8 @@ def probe_node(
 
     Creates nothing and returns by the deadline. Keys: `path`, `real` (None when the path did not answer), `placement`,
     `confidence`, `allowed`, `provable`, `reason`, `remedy`, `exit_code` (of the placement alone), `identity` (type, source,
-    root, or None), `server_is_local`, `missing`, `writable`, `writable_errno`, `lineage_visible`, `lineage_id`, `lineage_problem`.
+    root, or None), `server_is_local`, `missing`, `writable`, `writable_errno`, `lineage_visible`, `lineage_id`,
+    `lineage_problem`.
     """
     facts: PathFacts | None = None
     lineage: dict[str, Any] = {"visible": False, "id": None, "problem": ""}
@@ -289,7 +290,7 @@ def _serves(facts: PathFacts) -> bool:
 
 
 def _site_findings(facts: PathFacts, site: SitePolicy, artifact: Artifact) -> tuple[Finding, ...]:
-    """Return what the site says of a mount that concerns what is to be kept there: when files are removed, that it is scratch."""
+    """Return what the site says of a mount and what is kept there: when files are removed, that it is scratch."""
     promised = site.expected(facts.real)
     if promised is None or not artifact.durable:
         return ()

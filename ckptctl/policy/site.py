@@ -131,11 +131,7 @@ class SitePolicy:
         durability only, and a user declares no class.
         """
         promised = {mount.path for mount in self.mounts}
-        added = tuple(
-            replace(mount, declare=None)
-            for mount in other.mounts
-            if mount.path not in promised
-        )
+        added = tuple(replace(mount, declare=None) for mount in other.mounts if mount.path not in promised)
         theirs = {mount.path: mount for mount in other.mounts}
         kept = tuple(_tighter(mount, theirs[mount.path]) if mount.path in theirs else mount for mount in self.mounts)
         kinds = {*self.allow, *other.allow}

@@ -33,7 +33,7 @@ class Nodes:
         self.asked: list[str] = []
         self.arguments: list[str] = []
         self.now = names[0]
-        monkeypatch.setattr("ckptctl.registry.scheduler", lambda name: self)  # noqa: ARG005
+        monkeypatch.setattr("ckptctl.registry.scheduler", lambda name: self)
 
     def this_node(self) -> Node:
         """The node whose task runs now."""
@@ -44,7 +44,7 @@ class Nodes:
         job: Job,
         argv: Sequence[str],
         *,
-        deadline_s: float,  # noqa: ARG002
+        deadline_s: float,
         env: Mapping[str, str] | None = None,
     ) -> list[TaskAnswer]:
         """Run the probe's code for every node, one after the other."""

@@ -199,7 +199,7 @@ def test_the_answer_of_a_node(folder: str) -> None:
     assert json.loads(json.dumps(answer)) == answer
     assert set(answer) == {
         *("path", "real", "placement", "confidence", "allowed", "provable", "reason", "remedy", "exit_code", "identity"),
-        *("missing", "writable", "writable_errno", "lineage_visible", "lineage_id", "lineage_problem"),
+        *("missing", "writable", "writable_errno", "lineage_visible", "lineage_id", "lineage_problem", "server_is_local"),
     }
     assert (answer["real"], answer["allowed"], answer["exit_code"], answer["missing"]) == (folder, True, 0, False)
     assert answer["identity"] == asdict(examine(folder).mount.identity)

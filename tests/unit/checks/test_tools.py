@@ -28,7 +28,7 @@ def facts(folder: Path, kind: str, options: tuple[str, ...] = ("rw",), source: s
 
 
 @pytest.fixture
-def tool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):  # noqa: ANN201
+def tool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Return a function that puts a script with a name first in PATH; it logs its arguments."""
     folder = tmp_path / "bin"
     folder.mkdir()
@@ -44,7 +44,7 @@ def tool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):  # noqa: ANN201
     return make
 
 
-def test_lustre_is_asked_for_the_user_the_group_and_the_project(tmp_path: Path, tool) -> None:  # noqa: ANN001
+def test_lustre_is_asked_for_the_user_the_group_and_the_project(tmp_path: Path, tool) -> None:
     body = """case "$1 $3" in
 "project "*) echo "  77 P $3" ;;
 "quota -u") echo "/m 10 0 100 - 5 0 0 -" ;;
@@ -55,11 +55,14 @@ esac"""
     found, unknown = tools.quotas(facts(tmp_path, "lustre"), deadline_s=10)
     assert unknown == ""
     user = f"user {os.geteuid()}"
-    assert [(quota.name, quota.limit_bytes, quota.grace) for quota in found] == [(user, 100 * K, ""), ("project 77", 40 * K, "6d")]
+    assert [(quota.name, quota.limit_bytes, quota.grace) for quota in found] == [
+        (user, 100 * K, ""),
+        ("project 77", 40 * K, "6d"),
+    ]
     assert f"quota -q -g {os.getegid()} {tmp_path}" in log.read_text()
 
 
-def test_a_folder_that_hands_its_group_down_is_asked_for_that_group(tmp_path: Path, tool) -> None:  # noqa: ANN001
+def test_a_folder_that_hands_its_group_down_is_asked_for_that_group(tmp_path: Path, tool) -> None:
     if os.geteuid() != 0:
         pytest.skip("needs root (another group)")
     log = tool("lfs", "")
@@ -69,7 +72,7 @@ def test_a_folder_that_hands_its_group_down_is_asked_for_that_group(tmp_path: Pa
     assert "-g 4711" in log.read_text()
 
 
-def test_gpfs_is_asked_for_the_fileset_of_the_path(tmp_path: Path, tool) -> None:  # noqa: ANN001
+def test_gpfs_is_asked_for_the_fileset_of_the_path(tmp_path: Path, tool) -> None:
     tool("mmlsattr", 'echo "fileset name:   team-a"')
     header = "mmlsquota::HEADER:quotaType:name:blockUsage:blockQuota:blockLimit:filesUsage:filesQuota:filesLimit:"
     log = tool("mmlsquota", f'echo "{header}"; case "$2" in -j) echo "mmlsquota::0:FILESET:$3:1:0:9:1:0:0:" ;; esac')
@@ -92,7 +95,7 @@ def test_gpfs_is_asked_for_the_fileset_of_the_path(tmp_path: Path, tool) -> None
 )
 def test_local_disks_are_asked_only_when_they_keep_quotas(
     tmp_path: Path,
-    tool,  # noqa: ANN001
+    tool,
     kind: str,
     options: tuple[str, ...],
     asked: bool,
@@ -109,7 +112,7 @@ def test_a_tool_that_is_not_there_is_told(tmp_path: Path) -> None:
     assert tools.quotas(facts(tmp_path, "gpfs"), deadline_s=10) == ([], "no `mmlsquota` on this node")
 
 
-def test_a_tool_that_does_not_answer_is_killed_in_time(tmp_path: Path, tool) -> None:  # noqa: ANN001
+def test_a_tool_that_does_not_answer_is_killed_in_time(tmp_path: Path, tool) -> None:
     pid = tmp_path / "pid"
     tool("quota", f"echo $$ >{pid}; exec sleep 600")
     begun = time.monotonic()
@@ -129,7 +132,7 @@ def test_the_real_quota_takes_these_options(tmp_path: Path) -> None:
     tools.quotas(facts(tmp_path, "xfs", ("rw", "usrquota")), deadline_s=10)
 
 
-def test_the_layout_of_a_lustre_folder(tmp_path: Path, tool) -> None:  # noqa: ANN001
+def test_the_layout_of_a_lustre_folder(tmp_path: Path, tool) -> None:
     log = tool("lfs", 'echo "stripe_count:  4 stripe_size: 1048576 stripe_offset: -1"')
     assert tools.layout(facts(tmp_path, "lustre"), deadline_s=10) == (Component(0, None, 4),)
     assert log.read_text() == f"getstripe -d {tmp_path}\n"
@@ -138,10 +141,10 @@ def test_the_layout_of_a_lustre_folder(tmp_path: Path, tool) -> None:  # noqa: A
 
 def seen_as(monkeypatch: pytest.MonkeyPatch, seen: PathFacts) -> None:
     """Have `check` see these facts."""
-    monkeypatch.setattr("ckptctl.actions.check.look", lambda path, deadline_s: seen)  # noqa: ARG005
+    monkeypatch.setattr("ckptctl.actions.check.look", lambda path, deadline_s: seen)
 
 
-def test_check_counts_quotas_and_tells_a_layout(tmp_path: Path, tool, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: ANN001
+def test_check_counts_quotas_and_tells_a_layout(tmp_path: Path, tool, monkeypatch: pytest.MonkeyPatch) -> None:
     body = 'case "$1 $3" in "quota -u") echo "/m 95 0 100 - 5 0 0 -" ;; "getstripe "*) echo "stripe_count: -1 x" ;; esac'
     tool("lfs", body)
     seen_as(monkeypatch, replace(facts(tmp_path, "lustre"), magic=0x0BD00BD0))
@@ -155,7 +158,7 @@ def test_check_counts_quotas_and_tells_a_layout(tmp_path: Path, tool, monkeypatc
     assert (found.exit_code, "no-quota" in {finding.name for finding in found.report.findings}) == (13, True)
 
 
-def test_a_probe_on_lustre_finds_files_that_stay_on_this_node(tmp_path: Path, tool, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: ANN001
+def test_a_probe_on_lustre_finds_files_that_stay_on_this_node(tmp_path: Path, tool, monkeypatch: pytest.MonkeyPatch) -> None:
     seen_as(monkeypatch, replace(facts(tmp_path, "lustre"), magic=0x0BD00BD0))
     tool("lfs", 'case "$1" in pcc) echo "file: $3, type: readwrite, PCC_file: /x" ;; esac')
     found = check(str(tmp_path), probe=True)

@@ -35,19 +35,27 @@ ROWS = [
     ),
     (
         "lfs, a server that did not answer",
-        "Some errors happened when getting quota info. Some devices may be not working or deactivated. The data in \"[]\" is"
-        " inaccurate.\n  /lustre [184] 0 [4000] - 52 0 0 -\n",
+        (
+            'Some errors happened when getting quota info. Some devices may be not working or deactivated. The data in "[]" is'
+            " inaccurate.\n  /lustre [184] 0 [4000] - 52 0 0 -\n"
+        ),
         Quota("u", 184 * K, None, 4000 * K, 52, None, None),
     ),
     (
         "lfs, default limits are told below",
-        "/lustre 184 0 4000 - 52 0 0 -\nuid 1000 is using default block quota setting\nuid 1000 is using default file quota setting\n",
+        (
+            "/lustre 184 0 4000 - 52 0 0 -\nuid 1000 is using default block quota setting\n"
+            "uid 1000 is using default file quota setting\n"
+        ),
         Quota("u", 184 * K, None, 4000 * K, 52, None, None),
     ),
     (
         "quota -w -p",
-        "Disk quotas for user me (uid 1000): \n     Filesystem  blocks   quota   limit   grace   files   quota   limit   grace\n"
-        "          /home   20000*  10000   30000 1766666666     100       0       0       0\n",
+        (
+            "Disk quotas for user me (uid 1000): \n     Filesystem  blocks   quota   limit   grace   files"
+            "   quota   limit   grace\n"
+            "          /home   20000*  10000   30000 1766666666     100       0       0       0\n"
+        ),
         Quota("u", 20000 * K, 10000 * K, 30000 * K, 100, None, None, "1766666666"),
     ),
     ("quota, none", "Disk quotas for user root (uid 0): none\n", None),
@@ -111,14 +119,20 @@ def test_the_fileset_of_a_path() -> None:
     assert fileset("mmlsattr: no such file\n") == ""
 
 
-@pytest.mark.parametrize(("text", "number"), [("    0 - /lustre/x\n", 0), (" 4711 P /lustre/x\n", 4711), ("", 0), ("lfs: no\n", 0)])
+@pytest.mark.parametrize(
+    ("text", "number"), [("    0 - /lustre/x\n", 0), (" 4711 P /lustre/x\n", 4711), ("", 0), ("lfs: no\n", 0)]
+)
 def test_the_project_of_a_lustre_folder(text: str, number: int) -> None:
     assert lustre_project(text) == number
 
 
 LAYOUTS = [
     ("plain", "stripe_count:  1 stripe_size:   1048576 pattern:       raid0 stripe_offset: -1\n", (Component(0, None, 1),)),
-    ("all OSTs", "/lustre/x\nstripe_count:  -1 stripe_size:   4194304 stripe_offset: -1 pool: flash\n", (Component(0, None, -1),)),
+    (
+        "all OSTs",
+        "/lustre/x\nstripe_count:  -1 stripe_size:   4194304 stripe_offset: -1 pool: flash\n",
+        (Component(0, None, -1),),
+    ),
     (
         "progressive, its first part on the metadata server",
         """  lcm_layout_gen:    0
