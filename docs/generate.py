@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from ckptctl.model.verdict import Placement
-from ckptctl.policy.filesystems import FILE_SYSTEMS, OPTION_LINTS, WRITEBACK_OPTIONS
+from ckptctl.policy.filesystems import FILE_SYSTEMS, OPTION_LINTS, OPTION_NOTES, WRITEBACK_OPTIONS
 from ckptctl.policy.placement import ACCEPTABLE, FAULTS, MEANINGS, SHARED, SINGLE_MACHINE
 from ckptctl.policy.site import Artifact, SitePolicy
 
@@ -45,6 +45,9 @@ def verdicts() -> str:
     for name, lints in sorted(OPTION_LINTS.items()):
         lines += [f"| `{name}` | `{option}` | {effect} |" for option, effect in lints]
     lines += [f"| `{name}` | `{option}` | SHARED_WRITEBACK |" for name, option in sorted(WRITEBACK_OPTIONS.items())]
+    lines += ["", "Options that weaken nothing and are told:", "", "| type | option | what follows |", "|---|---|---|"]
+    for name, notes in sorted(OPTION_NOTES.items()):
+        lines += [f"| `{name}` | `{option}` | {effect} |" for option, effect in notes]
     return "\n".join(lines) + "\n"
 
 

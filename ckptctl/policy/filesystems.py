@@ -210,3 +210,17 @@ OPTION_LINTS: dict[str, tuple[tuple[str, str], ...]] = {
     ),
 }
 """Mount options that weaken a shared file system: by type, the option as the table shows it, and what follows."""
+
+_NFS_NOTES = (
+    ("sync", "every write waits for the server: saves are slow, and no safer than with an fsync"),
+    ("noac", "no attribute is cached and every write waits for the server: saves are slow"),
+    ("fsc", "what is read is also kept on this node's disk: a cache for reads, saves don't depend on it"),
+)
+OPTION_NOTES: dict[str, tuple[tuple[str, str], ...]] = {
+    "nfs": _NFS_NOTES,
+    "nfs4": _NFS_NOTES,
+    "lustre": (
+        ("lazystatfs", "free space leaves out the servers that don't answer, so a check of capacity may see too little"),
+    ),
+}
+"""Mount options worth knowing that weaken nothing, in the same form (nfs(5), mount.lustre(8))."""

@@ -14,7 +14,7 @@ from ckptctl.model.mount import MountRow, PathFacts
 from ckptctl.model.report import Finding, Severity
 from ckptctl.model.verdict import Confidence, Placement
 from ckptctl.policy import devices
-from ckptctl.policy.filesystems import FILE_SYSTEMS, KERNEL_TYPES, OBJECT_SOURCES, OPTION_LINTS, WRITEBACK_OPTIONS
+from ckptctl.policy.filesystems import FILE_SYSTEMS, KERNEL_TYPES, OBJECT_SOURCES, OPTION_LINTS, OPTION_NOTES, WRITEBACK_OPTIONS
 from ckptctl.policy.site import Artifact, Durability, SitePolicy
 
 NO_POLICY = SitePolicy()
@@ -159,22 +159,21 @@ def refused_after_all(verdict: PlacementVerdict, placement: Placement, reason: s
 
 
 def option_findings(row: MountRow) -> tuple[Finding, ...]:
-    """Return a warning for every mount option that weakens a shared file system."""
-    found = [(option, effect) for option, effect in OPTION_LINTS.get(row.type, ()) if option in row.super_options]
-    note = FILE_SYSTEMS[row.type].note if row.type in FILE_SYSTEMS else ""
-    if note and FILE_SYSTEMS[row.type].placement in SHARED:
-        found.append(("", note))
-    if row.mount_point == "/" and row.type in FILE_SYSTEMS and FILE_SYSTEMS[row.type].placement in SHARED:
-        found.append(("", "it is the whole root file system: a container's one may be removed with the container"))
-    return tuple(
-        Finding(
-            name="mount-option" if option else "mount-type",
-            severity=Severity.WARNING,
-            message=f"{row.type} is mounted with `{option}`: {effect}" if option else f"{row.type}: {effect}",
-            where=_line(row.mount_point),
-        )
-        for option, effect in found
-    )
+    """Return a warning for what weakens a shared file system, its type or a mount option, and a note for other options."""
+    where = _line(row.mount_point)
+    found = [
+        Finding("mount-option", severity, f"{row.type} is mounted with `{option}`: {effect}", where=where)
+        for severity, table in ((Severity.WARNING, OPTION_LINTS), (Severity.INFO, OPTION_NOTES))
+        for option, effect in table.get(row.type, ())
+        if _has_option(row, option)
+    ]
+    known = FILE_SYSTEMS.get(row.type)
+    if known and known.placement in SHARED:
+        notes = [known.note] if known.note else []
+        if row.mount_point == "/":
+            notes.append("it is the whole root file system: a container's one may be removed with the container")
+        found += [Finding("mount-type", Severity.WARNING, f"{row.type}: {note}", where=where) for note in notes]
+    return tuple(found)
 
 
 def speed_findings(row: MountRow) -> tuple[Finding, ...]:

@@ -12,6 +12,7 @@ import pytest
 
 from ckptctl.checks.path import findings
 from ckptctl.model.mount import BlockDevice, PathFacts
+from ckptctl.model.report import Severity
 from ckptctl.model.verdict import Confidence, Placement
 from ckptctl.policy.placement import PlacementVerdict, judge
 from ckptctl.policy.site import ExpectedMount, SitePolicy
@@ -216,3 +217,12 @@ def test_options_that_weaken_a_shared_mount_are_named(kind: str, options: str, w
     found = [finding.message for finding in findings(seen) if finding.name == "mount-option"]
     assert len(found) == 1
     assert f"`{word}`" in found[0]
+
+
+@pytest.mark.parametrize(("kind", "option"), [("lustre", "lazystatfs"), ("nfs4", "fsc"), ("nfs", "sync"), ("nfs4", "noac")])
+def test_options_that_are_worth_knowing_are_no_warning(kind: str, option: str) -> None:
+    for options in (f"rw - {kind} s:/x rw,{option}", f"rw,{option} - {kind} s:/x rw"):
+        seen = facts(f"44 1 0:60 / /n {options}", LUSTRE if kind == "lustre" else NFS, "/n/x")
+        found = [finding for finding in findings(seen) if finding.name == "mount-option"]
+        assert [(one.severity, f"`{option}`" in one.message) for one in found] == [(Severity.INFO, True)]
+        assert verdict(seen).allowed
