@@ -294,14 +294,16 @@ def _site_findings(facts: PathFacts, site: SitePolicy, artifact: Artifact) -> tu
     promised = site.expected(facts.real)
     if promised is None or not artifact.durable:
         return ()
+    found = []
     if promised.purge_days:
         message = f"the site removes files here that are {promised.purge_days} days old"
         remedy = "copy what is to be kept elsewhere in time"
-        return (Finding("purged", Severity.WARNING, message, where=promised.path, remedy=remedy),)
+        found.append(Finding("purged", Severity.WARNING, message, where=promised.path, remedy=remedy))
     if promised.durability is Durability.SCRATCH:
         message = "the site calls it scratch: it has no backup"
-        return (Finding("scratch", Severity.INFO, message, where=promised.path, remedy="copy what is to be kept elsewhere"),)
-    return ()
+        remedy = "copy what is to be kept elsewhere"
+        found.append(Finding("scratch", Severity.INFO, message, where=promised.path, remedy=remedy))
+    return tuple(found)
 
 
 def _placement_finding(path: str, verdict: PlacementVerdict) -> Finding:

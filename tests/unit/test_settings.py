@@ -9,7 +9,7 @@ import pytest
 from ckptctl import settings
 from ckptctl.errors import SettingsInvalid
 from ckptctl.model.verdict import Placement
-from ckptctl.policy.site import Artifact, Mode
+from ckptctl.policy.site import Artifact, Durability, Mode
 
 
 @pytest.fixture
@@ -101,6 +101,7 @@ path = "/lustre/"
 type = "lustre"
 source = "*:/scratch"
 purge_days = 30
+durability = "scratch"
 forbid_options = ["soft"]
 """
 
@@ -118,6 +119,7 @@ def test_the_site_policy_is_read_from_all_system_files_in_order(
     assert found.site.mode is Mode.ENFORCE
     assert [mount.path for mount in found.site.mounts] == ["/lustre", "/gpfs"]
     assert found.site.mounts[0].purge_days == 30
+    assert [mount.durability for mount in found.site.mounts] == [Durability.SCRATCH, Durability.DURABLE]
     assert found.site.allowed(Artifact.CHECKPOINT) == {Placement.SHARED_PARALLEL}
     assert found.origins["policy.mode"] == str(folder / "20-more.toml")
     assert found.origins["mount /lustre/"] == str(files[0])
@@ -146,6 +148,7 @@ def test_a_users_file_tightens_and_never_loosens(files: tuple[Path, Path]) -> No
         '[[mount]]\npath = "lustre"\n',
         '[[mount]]\npath = "/x"\ndeclare = "GOOD"\n',
         '[[mount]]\npath = "/x"\nsize = 3\n',
+        '[[mount]]\npath = "/x"\ndurability = "forever"\n',
         "mount = 3\n",
         "policy = 3\n",
     ],

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from ckptctl.model.mount import BlockDevice, MountRow, PathFacts
 from ckptctl.model.verdict import Confidence, Placement
 from ckptctl.policy.placement import judge
-from ckptctl.policy.site import Artifact, ExpectedMount, Mode, SitePolicy
+from ckptctl.policy.site import Artifact, Durability, ExpectedMount, Mode, SitePolicy
 
 
 def facts(path: str = "/lustre/x", **row: object) -> PathFacts:
@@ -80,6 +80,30 @@ def test_what_the_site_removes_is_ephemeral_below_it_too(glob: str, ephemeral: b
     found = verdict(SitePolicy(ephemeral_globs=(glob,)), facts("/lustre/tmp/ada/run1"))
     assert (found.placement is Placement.SHARED_EPHEMERAL) is ephemeral
     assert found.allowed is not ephemeral
+
+
+@pytest.mark.parametrize(
+    ("durability", "placement"),
+    [
+        (Durability.DURABLE, Placement.SHARED_PARALLEL),
+        (Durability.SCRATCH, Placement.SHARED_PARALLEL),
+        (Durability.EPHEMERAL, Placement.SHARED_EPHEMERAL),
+    ],
+)
+def test_what_the_site_calls_ephemeral_is_no_home_whatever_is_accepted(durability: Durability, placement: Placement) -> None:
+    site = SitePolicy(mounts=(ExpectedMount("/lustre", "lustre", durability=durability),))
+    found = verdict(site, facts())
+    assert (found.placement, found.allowed) == (placement, durability is not Durability.EPHEMERAL)
+    assert verdict(site, facts(), accept=frozenset(Placement)).allowed is (durability is not Durability.EPHEMERAL)
+    assert verdict(site, facts(), Artifact.DATASET_CACHE).allowed
+
+
+@pytest.mark.parametrize("mine", list(Durability))
+@pytest.mark.parametrize("theirs", list(Durability))
+def test_of_two_words_on_durability_the_weaker_counts(mine: Durability, theirs: Durability) -> None:
+    site = SitePolicy(mounts=(ExpectedMount("/lustre", durability=mine),))
+    found = site.tightened(SitePolicy(mounts=(ExpectedMount("/lustre", durability=theirs),)))
+    assert found.mounts[0].durability is max(mine, theirs, key=lambda word: word.rank)
 
 
 def test_storage_that_cannot_be_classified_may_be_declared_and_says_so() -> None:
@@ -159,6 +183,7 @@ POLICIES = st.builds(
             type=st.sampled_from(["", "lustre", "ext4", "virtiofs"]),
             declare=st.sampled_from([None, Placement.SHARED_PARALLEL, Placement.NODE_LOCAL]),
             forbid_options=st.sampled_from([(), ("flock",)]),
+            durability=st.sampled_from(Durability),
         ),
         max_size=3,
         unique_by=lambda mount: mount.path,
