@@ -33,6 +33,46 @@ def test_nodes_that_share_the_folder_are_proved_and_nothing_is_left(cluster: Clu
     assert not [path for path in cluster.shared.iterdir() if path.name.startswith((".ckptctl-proof", "new"))]
 
 
+def test_a_proof_holds_for_its_job_until_it_is_asked_for_anew(cluster: Cluster, tmp_path: Path) -> None:
+    prove = " ".join([*CKPTCTL, "prove", "/shared", "--json"])
+    script = f"export HOME={tmp_path}; set -e; for more in '' '' --fresh; do {prove} $more; done"
+    inner = ["srun", "--overlap", "-N1", "-n1", "bash", "-c", script]
+    salloc = ["salloc", "-Q", "-N3", "-w", "n1,n2,n3", "--ntasks-per-node=1"]
+    ages = []
+    for _ in range(2):  # the second job knows nothing of the first
+        text = cluster.run([*salloc, *inner], 90, check=True).stdout
+        while text.strip():
+            seen, end = json.JSONDecoder().raw_decode(text.lstrip())
+            text = text.lstrip()[end:]
+            assert (seen["verdict"]["proof"], seen["exit_code"]) == ("PROVED", 0)
+            ages.append(seen["age_s"] is not None)
+    assert ages == [False, True, False] * 2
+
+
+def test_an_image_on_the_shared_volume_is_a_disk_of_the_node_that_mounts_it(cluster: Cluster, tmp_path: Path) -> None:
+    if not Path("/dev/loop-control").exists():
+        pytest.skip("needs /dev/loop-control")
+    image, place, node = cluster.shared / "image.ext4", tmp_path / "inside", cluster.node("n2")
+    place.mkdir()
+    try:
+        node.exec(["truncate", "-s", "64M", image], check=True)
+        node.exec(["mkfs.ext4", "-q", image], check=True)
+        mounted = node.exec(["mount", "-o", "loop", image, place])
+        if mounted.returncode:
+            pytest.skip(f"no loop device can be mounted here: {mounted.stderr.strip()}")
+        try:
+            done = node.exec([*CKPTCTL, "check", place, "--json"])
+        finally:
+            node.exec(["umount", place], check=True)
+    finally:
+        node.exec(["rm", "-f", image], check=True)
+    found = json.loads(done.stdout)
+    assert (done.returncode, found["verdict"]["placement"], found["verdict"]["allowed"]) == (10, "NODE_LOCAL", False)
+    [[loop, below]] = found["chain"]["edges"]
+    assert (loop[:4], below) == ("loop", "/shared/image.ext4")
+    assert found["chain"]["nodes"][below]["mount"]["type"] == "fuse.glusterfs"
+
+
 def test_a_missing_mount_and_another_volume_are_found_in_one_call(cluster: Cluster) -> None:
     other = cluster.node("n5")
     other.exec(["mount", "-t", "tmpfs", "elsewhere", "/shared"], check=True)

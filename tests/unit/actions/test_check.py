@@ -8,6 +8,7 @@ import pytest
 
 from ckptctl.actions import check as action
 from ckptctl.actions.check import CheckResult, graph, with_tiers
+from ckptctl.checks import tools
 from ckptctl.model.mount import BlockDevice, PathFacts
 from ckptctl.model.report import Finding, Report, Severity
 from ckptctl.model.verdict import Placement
@@ -99,7 +100,7 @@ def test_stages_beside_a_path_hide_nothing_that_is_wrong_with_it(
 @pytest.mark.parametrize("kind", [Artifact.CHECKPOINT, Artifact.DATASET_CACHE])
 def test_scratch_and_purge_are_told_of_what_is_to_be_kept(kind: Artifact, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(action, "look", lambda path, deadline_s: ON_LUSTRE)
-    monkeypatch.setattr(action.tools, "output", lambda *words, **more: None)
+    monkeypatch.setattr(tools, "output", lambda *words, **more: None)
     site = SitePolicy(mounts=(ExpectedMount("/lustre", purge_days=30, durability=Durability.SCRATCH),))
     found = {one.name: one for one in action.check("/lustre/x", site=site, artifact=kind).report.findings}
     assert ("scratch" in found, "purged" in found) == (kind.durable, kind.durable)
@@ -108,7 +109,7 @@ def test_scratch_and_purge_are_told_of_what_is_to_be_kept(kind: Artifact, monkey
 def test_a_cache_of_the_client_that_a_test_has_found_refuses_what_looked_good(monkeypatch: pytest.MonkeyPatch) -> None:
     kept = Finding("kept-on-this-node", Severity.ERROR, "released state: attached")
     monkeypatch.setattr(action, "look", lambda path, deadline_s: ON_LUSTRE)
-    monkeypatch.setattr(action.tools, "output", lambda *words, **more: None)
+    monkeypatch.setattr(tools, "output", lambda *words, **more: None)
     monkeypatch.setattr(action, "_probe", lambda facts, verdict, left_s: (kept,))
     assert action.check("/lustre/x").exit_code == 0
     found = action.check("/lustre/x", probe=True)
