@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -62,7 +62,7 @@ def check(
     single_machine: bool = False,
     accept: frozenset[Placement] = frozenset(),
     deadline_s: float = 10.0,
-    job_id: str | None = None,
+    job_ids: Collection[str] = (),
     temporary_dirs: tuple[str, ...] = (),
     probe: bool = False,
     site: SitePolicy = NO_POLICY,
@@ -85,7 +85,7 @@ def check(
 
     verdict = judge(
         facts,
-        job_id=job_id,
+        job_ids=job_ids,
         single_machine=single_machine,
         accept=accept,
         temporary_dirs=temporary_dirs,
@@ -240,7 +240,7 @@ def probe_node(
     single_machine: bool = False,
     accept: frozenset[Placement] = frozenset(),
     deadline_s: float = 10.0,
-    job_id: str | None = None,
+    job_ids: Collection[str] = (),
     temporary_dirs: tuple[str, ...] = (),
     site: SitePolicy = NO_POLICY,
 ) -> dict[str, Any]:
@@ -256,7 +256,7 @@ def probe_node(
     try:
         facts, lineage = look_for_lineage(path, deadline_s=deadline_s)
         verdict = judge(
-            facts, job_id=job_id, single_machine=single_machine, accept=accept, temporary_dirs=temporary_dirs, site=site
+            facts, job_ids=job_ids, single_machine=single_machine, accept=accept, temporary_dirs=temporary_dirs, site=site
         )
         exit_code = verdict.exit_code
     except (DeadlineExceeded, StorageFault) as exc:

@@ -24,7 +24,8 @@ from ckptctl.storage.start import Started
 
 def ask(scheduler: Scheduler, job: Job, root: str, settings: Settings) -> NodesVerdict:
     """Ask every node for its view of the root, and judge them together. Creates nothing."""
-    argv = [sys.executable, "-m", "ckptctl.cli.probe", root, "--job", job.id.partition("_")[0]]
+    argv = [sys.executable, "-m", "ckptctl.cli.probe", root]
+    argv += [word for name in dict.fromkeys((job.id, *here.job_ids(os.environ))) for word in ("--job", name)]
     argv += ["--deadline", str(min(10.0, settings.probe_deadline_s / 2))]
     argv += [word for kind in sorted(settings.accepted) for word in ("--accept", kind.value)]
     if scheduler.capabilities.single_machine:

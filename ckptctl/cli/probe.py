@@ -24,7 +24,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("path", nargs="?", default="")
     parser.add_argument("--single-machine", action="store_true")
     parser.add_argument("--accept", action="append", default=[])
-    parser.add_argument("--job", default=None)
+    parser.add_argument("--job", action="append", default=[])
     parser.add_argument("--temporary", action="append", default=[])
     parser.add_argument("--deadline", type=float, default=10.0)
     parser.add_argument("--write-token", default="")
@@ -42,7 +42,7 @@ def main(argv: list[str] | None = None) -> int:
             single_machine=asked.single_machine,
             accept=frozenset(Placement(word) for word in asked.accept),
             deadline_s=asked.deadline,
-            job_id=asked.job,
+            job_ids=asked.job,
             temporary_dirs=tuple(asked.temporary),
             site=settings.load().site,
         )

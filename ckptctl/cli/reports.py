@@ -51,7 +51,7 @@ def check(asked: Asked, as_json: bool) -> int:
             site=found.site,
             artifact=asked.artifact,
             expect=expect,
-            job_id=here.job_id(os.environ),
+            job_ids=here.job_ids(os.environ),
             temporary_dirs=here.temporary_dirs(os.environ),
         )
 

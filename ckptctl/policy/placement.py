@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import re
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 
 from ckptctl.model.mount import MountRow, PathFacts
@@ -95,7 +96,7 @@ class _Class:
 def judge(
     facts: PathFacts,
     *,
-    job_id: str | None,
+    job_ids: Collection[str],
     single_machine: bool,
     accept: frozenset[Placement],
     temporary_dirs: tuple[str, ...] = (),
@@ -104,11 +105,11 @@ def judge(
 ) -> PlacementVerdict:
     """Judge one path. It promises that no class is allowed which this node can take with it, unless somebody said so.
 
-    `job_id` and `temporary_dirs` (such as `$TMPDIR`) name what is removed at the end of the job; `single_machine` says
+    `job_ids` and `temporary_dirs` (such as `$TMPDIR`) name what is removed at the end of the job; `single_machine` says
     that all nodes are this machine; `accept` are classes that the user allows by name (see `ACCEPTABLE`); `site` is the site's
     word, and `artifact` what is to be kept there: a cache may be lost with its node.
     """
-    found = _by_site(facts, site) or _classify(facts, job_id, temporary_dirs)
+    found = _by_site(facts, site) or _classify(facts, job_ids, temporary_dirs)
     promised = site.expected(facts.real)
     placement, reason = found.placement, found.reason
     confidence, allowed = Confidence.STATIC, placement in site.allowed(artifact)
@@ -133,7 +134,7 @@ def judge(
     if allowed and site.untightened is not None:  # a user's words may have moved the path into a class that is allowed
         alone = judge(
             facts,
-            job_id=job_id,
+            job_ids=job_ids,
             single_machine=single_machine,
             accept=accept,
             temporary_dirs=temporary_dirs,
@@ -205,7 +206,7 @@ def _by_site(facts: PathFacts, site: SitePolicy) -> _Class | None:
 # --- rules, the first that decides wins ------------------------------------------------------------------------------
 
 
-def _classify(facts: PathFacts, job_id: str | None, temporary_dirs: tuple[str, ...]) -> _Class:
+def _classify(facts: PathFacts, job_ids: Collection[str], temporary_dirs: tuple[str, ...]) -> _Class:
     row = facts.mount
     what = _line(f"{row.type} from {row.source or '(no source)'}, mounted at {row.mount_point}")
     known = FILE_SYSTEMS.get(row.type)
@@ -230,7 +231,7 @@ def _classify(facts: PathFacts, job_id: str | None, temporary_dirs: tuple[str, .
     if known.placement is Placement.CONTAINER_EPHEMERAL:
         return _layered(row, what)
     if known.placement in SHARED:
-        weak = _ephemeral(facts, job_id, temporary_dirs, what) or _weak(facts, what)
+        weak = _ephemeral(facts, job_ids, temporary_dirs, what) or _weak(facts, what)
         return weak or _Class(known.placement, what, note)
     if known.placement is Placement.NODE_LOCAL:
         return _on_devices(facts, what)
@@ -246,7 +247,7 @@ def _layered(row: MountRow, what: str) -> _Class:
     return _Class(Placement.CONTAINER_EPHEMERAL, f"a layer that is removed with its container: {what}", evidence)
 
 
-def _ephemeral(facts: PathFacts, job_id: str | None, temporary_dirs: tuple[str, ...], what: str) -> _Class | None:
+def _ephemeral(facts: PathFacts, job_ids: Collection[str], temporary_dirs: tuple[str, ...], what: str) -> _Class | None:
     """Shared storage whose content goes with the job. Only a signal in the path alone can be overruled."""
     row = facts.mount
     texts = " ".join((row.source, row.mount_point, *row.super_options)).lower()
@@ -257,9 +258,9 @@ def _ephemeral(facts: PathFacts, job_id: str | None, temporary_dirs: tuple[str, 
     if row.mount_point.startswith("/mnt/nnf/"):
         return _Class(Placement.SHARED_EPHEMERAL, f"a Rabbit file system, made for a job: {what}", final=True)
     for path in (row.mount_point, row.root):
-        if part := _job_part(path, job_id):
+        if part := _job_part(path, job_ids):
             return _Class(Placement.SHARED_EPHEMERAL, f"mounted for the job only (`{_line(part)}`): {what}", final=True)
-    if part := _job_part(facts.real, job_id):
+    if part := _job_part(facts.real, job_ids):
         return _Class(Placement.SHARED_EPHEMERAL, f"a folder of the job (`{_line(part)}`), often removed with it: {what}")
     for folder in temporary_dirs:
         if folder.strip("/") and (facts.real + "/").startswith(folder.rstrip("/") + "/"):
@@ -267,11 +268,11 @@ def _ephemeral(facts: PathFacts, job_id: str | None, temporary_dirs: tuple[str, 
     return None
 
 
-def _job_part(path: str, job_id: str | None) -> str:
+def _job_part(path: str, job_ids: Collection[str]) -> str:
     """Return the component of a path that names the job: its id alone, or `job-ID`, `slurm.ID` and the like."""
-    if not job_id:
+    ids = {part for name in job_ids for part in (name, re.split(r"[_+.]", name)[0]) if part}  # an array's tasks share its id
+    if not ids:
         return ""
-    ids = {job_id, re.split(r"[_+.]", job_id)[0]} - {""}  # an array task, too, gets folders named by the array's id
     names = "|".join(re.escape(name) for name in sorted(ids))
     pattern = re.compile(rf"\.?((slurm|job|slurm[._-]?job|jobid|tmp|tmpdir|scratch)[._-]?)?({names})", re.IGNORECASE)
     return next((part for part in path.split("/") if pattern.fullmatch(part)), "")
@@ -312,7 +313,7 @@ def _in_image(facts: PathFacts, what: str) -> _Class:
     """A loop device: an image file, which only one node may mount, kept wherever the file is."""
     if facts.backing is None:
         return _Class(Placement.UNKNOWN, f"an image file that can't be found from here: {what}")
-    inner = _classify(facts.backing, None, ())
+    inner = _classify(facts.backing, (), ())
     evidence = (f"the image {_line(facts.backing.real)}: {inner.placement.value}, {inner.reason}",)
     if inner.placement in (Placement.VOLATILE, Placement.CONTAINER_EPHEMERAL):
         return _Class(inner.placement, f"an image file, {inner.reason}; {what}", evidence, final=inner.final)

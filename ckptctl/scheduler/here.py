@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 
-def job_id(environment: Mapping[str, str]) -> str | None:
-    """Return the id of the job that this process runs in, as its folders are often named; None outside a job.
+def job_ids(environment: Mapping[str, str]) -> tuple[str, ...]:
+    """Return the names of the job that this process runs in, as its folders may bear them; none outside a job.
 
-    An array task's own folders are named by `ARRAY_TASK`, which holds both ids.
+    An array task has three: the array's id, `ARRAY_TASK`, and a job id of its own (`SLURM_JOB_ID`), by which Slurm's prolog and
+    job_container plugin name folders.
     """
-    array, task = environment.get("SLURM_ARRAY_JOB_ID"), environment.get("SLURM_ARRAY_TASK_ID")
-    if array and task:
-        return f"{array}_{task}"
-    return environment.get("SLURM_JOB_ID") or None
+    own, array, task = (environment.get(f"SLURM_{name}", "") for name in ("JOB_ID", "ARRAY_JOB_ID", "ARRAY_TASK_ID"))
+    names = (array, f"{array}_{task}", own) if array and task else (own,)
+    return tuple(dict.fromkeys(name for name in names if name))
 
 
 def temporary_dirs(environment: Mapping[str, str]) -> tuple[str, ...]:

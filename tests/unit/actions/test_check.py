@@ -30,7 +30,7 @@ ON_LUSTRE = seen("36 1 0:60 / /lustre rw - lustre s:/scratch rw,flock", LUSTRE, 
 
 def result(facts: PathFacts, *found: Finding, code: int | None = None, site: SitePolicy | None = None) -> CheckResult:
     """The result of a check of these facts, with more findings."""
-    verdict = judge(facts, job_id=None, single_machine=False, accept=frozenset(), site=site or SitePolicy())
+    verdict = judge(facts, job_ids=(), single_machine=False, accept=frozenset(), site=site or SitePolicy())
     return CheckResult(verdict, Report(facts.asked, found), facts, verdict.exit_code if code is None else code)
 
 

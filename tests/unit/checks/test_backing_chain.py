@@ -578,7 +578,7 @@ def test_a_shape(sysfs: Sysfs, shape: Shape) -> None:
     devices = sysfs.chain(shape.numbers, **shape.mount)
     assert devices == shape.devices
     facts = seen(shape, devices)
-    found = judge(facts, job_id=None, single_machine=False, accept=frozenset(Placement))
+    found = judge(facts, job_ids=(), single_machine=False, accept=frozenset(Placement))
     assert (found.placement, found.allowed, found.exit_code) == (shape.placement, False, 10)
     assert fabric_attached(facts) == shape.beyond
     assert shape.words in " ".join(found.evidence)
@@ -598,7 +598,7 @@ def test_a_local_disk_beside_it_is_never_outvoted(sysfs: Sysfs, shape: Shape) ->
     shape.build(sysfs)
     beside = (*sysfs.chain(shape.numbers, **shape.mount), BlockDevice("sdz", "ata"))
     facts = seen(shape, beside)
-    assert judge(facts, job_id=None, single_machine=False, accept=frozenset()).placement is not NETWORK
+    assert judge(facts, job_ids=(), single_machine=False, accept=frozenset()).placement is not NETWORK
     assert fabric_attached(facts) == "no"
 
 
@@ -610,7 +610,7 @@ def test_an_image_file_is_as_far_as_the_storage_below_it(sysfs: Sysfs) -> None:
         inner = seen(shape, devices)
         facts = PathFacts(**{**outer.__dict__, "backing": inner})
         assert fabric_attached(facts) == beyond
-        found = judge(facts, job_id=None, single_machine=False, accept=frozenset())
+        found = judge(facts, job_ids=(), single_machine=False, accept=frozenset())
         assert (found.placement, found.allowed) == (LOCAL, False)
 
 

@@ -100,7 +100,7 @@ def test_a_file_is_refused_with_14(folder: str) -> None:
 
 
 def test_a_folder_of_the_job_is_only_a_matter_of_shared_storage(folder: str) -> None:
-    assert check(f"{folder}/4711", job_id="4711", **LOCAL).exit_code == 0
+    assert check(f"{folder}/4711", job_ids=("4711",), **LOCAL).exit_code == 0
 
 
 def test_a_loop_of_symlinks_is_refused(folder: str) -> None:

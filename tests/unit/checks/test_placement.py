@@ -61,12 +61,12 @@ def facts(line: str, magic: int, path: str = "", *, devices: tuple[BlockDevice, 
 def verdict(
     seen: PathFacts,
     *,
-    job_id: str | None = None,
+    job_ids: tuple[str, ...] = (),
     single_machine: bool = False,
     accept: frozenset[Placement] = frozenset(),
     temporary_dirs: tuple[str, ...] = (),
 ) -> PlacementVerdict:
-    return judge(seen, job_id=job_id, single_machine=single_machine, accept=accept, temporary_dirs=temporary_dirs)
+    return judge(seen, job_ids=job_ids, single_machine=single_machine, accept=accept, temporary_dirs=temporary_dirs)
 
 
 def mounted(fs_type: str, source: str = "s", options: str = "rw", at: str = "/mnt/x") -> str:
@@ -159,7 +159,7 @@ def test_what_could_not_be_looked_at_is_refused(placement: Placement) -> None:
 @pytest.mark.parametrize("name", sorted(FILE_SYSTEMS))
 def test_no_type_passes_with_a_magic_that_is_not_its_own(name: str) -> None:
     for other in {magic for known in FILE_SYSTEMS.values() for magic in known.magics} - FILE_SYSTEMS[name].magics:
-        found = verdict(facts(mounted(name), other), single_machine=True, accept=frozenset(Placement), job_id=None)
+        found = verdict(facts(mounted(name), other), single_machine=True, accept=frozenset(Placement), job_ids=())
         if name != "autofs" and other != 0x0187:
             assert (found.placement, found.allowed) == (P.UNKNOWN, False)
         assert not found.allowed
@@ -253,23 +253,24 @@ def test_juicefs_can_be_accepted_by_who_knows_how_it_is_mounted() -> None:
 @pytest.mark.parametrize("part", ["4711", "job-4711", "job_4711", "slurm.4711", "tmp4711", "slurm-job-4711", ".4711"])
 def test_a_folder_of_the_job_on_shared_storage(part: str) -> None:
     seen = facts(LUSTRE_ROW, LUSTRE, f"/lustre/scratch/{part}/ckpt")
-    found = verdict(seen, job_id="4711")
+    found = verdict(seen, job_ids=("4711",))
     assert (found.placement, found.allowed) == (P.SHARED_EPHEMERAL, False)
     assert part in found.reason
-    assert verdict(seen, job_id="4711", accept=frozenset({P.SHARED_EPHEMERAL})).allowed
-    assert verdict(seen, job_id="471").allowed
+    assert verdict(seen, job_ids=("4711",), accept=frozenset({P.SHARED_EPHEMERAL})).allowed
+    assert verdict(seen, job_ids=("471",)).allowed
     assert verdict(seen).allowed
 
 
 @pytest.mark.parametrize("part", ["14711", "47110", "gpt-4711", "4711b"])
 def test_a_name_that_only_holds_the_digits_is_not_the_job(part: str) -> None:
-    assert verdict(facts(LUSTRE_ROW, LUSTRE, f"/lustre/{part}/ckpt"), job_id="4711").allowed
+    assert verdict(facts(LUSTRE_ROW, LUSTRE, f"/lustre/{part}/ckpt"), job_ids=("4711",)).allowed
 
 
-def test_an_array_task_has_two_names() -> None:
-    for part in ("4711", "4711_3"):
+def test_an_array_task_has_three_names() -> None:
+    for part in ("4711", "4711_3", "4714"):
         seen = facts(LUSTRE_ROW, LUSTRE, f"/lustre/{part}/ckpt")
-        assert verdict(seen, job_id="4711_3").placement is P.SHARED_EPHEMERAL
+        assert verdict(seen, job_ids=("4711_3", "4714")).placement is P.SHARED_EPHEMERAL
+    assert verdict(facts(LUSTRE_ROW, LUSTRE, "/lustre/4715/ckpt"), job_ids=("4711_3", "4714", "")).allowed
 
 
 @pytest.mark.parametrize(
@@ -280,7 +281,7 @@ def test_an_array_task_has_two_names() -> None:
     ],
 )
 def test_a_mount_made_for_the_job_is_not_accepted(line: str) -> None:
-    found = verdict(facts(line, BEEGFS), job_id="4711", accept=frozenset(Placement))
+    found = verdict(facts(line, BEEGFS), job_ids=("4711",), accept=frozenset(Placement))
     assert (found.placement, found.allowed) == (P.SHARED_EPHEMERAL, False)
 
 

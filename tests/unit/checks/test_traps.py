@@ -33,7 +33,9 @@ def facts(line: str, magic: int, path: str, **changes: Any) -> PathFacts:
 
 def verdict(seen: PathFacts, job: str | None = None, site: SitePolicy | None = None, **more: Any) -> PlacementVerdict:
     """Judge without anybody's word."""
-    return judge(seen, job_id=job, single_machine=False, accept=frozenset(), site=site or SitePolicy(), **more)
+    return judge(
+        seen, job_ids=(job,) if job else (), single_machine=False, accept=frozenset(), site=site or SitePolicy(), **more
+    )
 
 
 ROOT_DISK = "27 1 259:1 / / rw,relatime - ext4 /dev/nvme0n1p2 rw"

@@ -27,7 +27,7 @@ def facts(path: str = "/lustre/x", **row: object) -> PathFacts:
 
 def verdict(site: SitePolicy, seen: PathFacts, artifact: Artifact = Artifact.CHECKPOINT, **more: object) -> object:
     """Judge with a site's policy."""
-    asked = {"job_id": None, "single_machine": False, "accept": frozenset(), **more}
+    asked = {"job_ids": (), "single_machine": False, "accept": frozenset(), **more}
     return judge(seen, site=site, artifact=artifact, **asked)  # type: ignore[arg-type]
 
 

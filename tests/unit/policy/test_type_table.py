@@ -116,7 +116,7 @@ TABLE = [tuple(line.split()) for line in ROWS.split("\n") if line]
 def test_a_row(kind: str, magic: str, expected: str) -> None:
     row = MountRow(90, 27, 0, 60, "/", "/m", ("rw",), (), kind, "source", ("rw",))
     seen = PathFacts("/m/x", "/m/x", "/m/x", "", row, int(magic, 16), 0, 0, 1 << 40, 1 << 39, None, None)
-    found = judge(seen, job_id=None, single_machine=False, accept=frozenset())
+    found = judge(seen, job_ids=(), single_machine=False, accept=frozenset())
     assert found.placement is Placement(expected)
     assert found.allowed is (found.placement in SHARED)
 

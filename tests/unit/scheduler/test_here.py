@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import pytest
 
-from ckptctl.scheduler.here import job_id, temporary_dirs
+from ckptctl.scheduler.here import job_ids, temporary_dirs
 
 
 @pytest.mark.parametrize(
     ("environment", "expected"),
     [
-        ({}, None),
-        ({"SLURM_JOB_ID": ""}, None),
-        ({"SLURM_JOB_ID": "12"}, "12"),
-        ({"SLURM_JOB_ID": "14", "SLURM_ARRAY_JOB_ID": "12", "SLURM_ARRAY_TASK_ID": "3"}, "12_3"),
+        ({}, ()),
+        ({"SLURM_JOB_ID": ""}, ()),
+        ({"SLURM_JOB_ID": "12"}, ("12",)),
+        ({"SLURM_JOB_ID": "14", "SLURM_ARRAY_JOB_ID": "12", "SLURM_ARRAY_TASK_ID": "3"}, ("12", "12_3", "14")),
     ],
 )
-def test_the_id_of_the_job(environment: dict[str, str], expected: str | None) -> None:
-    assert job_id(environment) == expected
+def test_the_names_of_the_job(environment: dict[str, str], expected: tuple[str, ...]) -> None:
+    assert job_ids(environment) == expected
 
 
 def test_what_a_burst_buffer_made_for_the_job_is_temporary_and_what_outlives_it_is_not() -> None:
