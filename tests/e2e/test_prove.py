@@ -52,7 +52,7 @@ def test_a_proof_holds_for_its_job_until_it_is_asked_for_anew(cluster: Cluster, 
 def test_an_image_on_the_shared_volume_is_a_disk_of_the_node_that_mounts_it(cluster: Cluster, tmp_path: Path) -> None:
     if not Path("/dev/loop-control").exists():
         pytest.skip("needs /dev/loop-control")
-    image, place, node = cluster.shared / "image.ext4", tmp_path / "inside", cluster.node("n2")
+    image, place, node = "/shared/image.ext4", tmp_path / "inside", cluster.node("n2")
     place.mkdir()
     try:
         node.exec(["truncate", "-s", "64M", image], check=True)
@@ -69,7 +69,7 @@ def test_an_image_on_the_shared_volume_is_a_disk_of_the_node_that_mounts_it(clus
     found = json.loads(done.stdout)
     assert (done.returncode, found["verdict"]["placement"], found["verdict"]["allowed"]) == (10, "NODE_LOCAL", False)
     [[loop, below]] = found["chain"]["edges"]
-    assert (loop[:4], below) == ("loop", "/shared/image.ext4")
+    assert (loop[:4], below) == ("loop", image)
     assert found["chain"]["nodes"][below]["mount"]["type"] == "fuse.glusterfs"
 
 
