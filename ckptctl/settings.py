@@ -13,8 +13,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
-import tomli
-
 from ckptctl.errors import SettingsInvalid
 from ckptctl.model.verdict import Placement
 from ckptctl.policy.site import Artifact, Durability, ExpectedMount, Mode, SitePolicy
@@ -86,10 +84,12 @@ def load(flags: Mapping[str, Any] | None = None, environment: Mapping[str, str] 
 def _file(path: str) -> dict[str, Any]:
     try:
         with open(path, "rb") as file:
+            import tomli  # here: most commands find no file, and reading none should cost nothing
+
             return tomli.load(file)
     except FileNotFoundError:
         return {}
-    except (OSError, tomli.TOMLDecodeError) as exc:
+    except (OSError, ValueError) as exc:
         raise SettingsInvalid(f"cannot read the settings: {exc}", context=path, hint="correct or remove the file") from exc
 
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from ckptctl.checks import cache, capabilities, drain, gds, tools
+from ckptctl.checks import drain, gds, tools
 from ckptctl.checks.child import run_in_child
 from ckptctl.checks.path import SPACE_FINDINGS, findings, look, look_for_lineage
 from ckptctl.errors import CkptctlError, DeadlineExceeded, StorageFault
@@ -94,6 +94,8 @@ def check(
     )
     found = [*findings(facts), *_site_findings(facts, site, artifact), gds_policy.lane(facts, gds.host(os.environ))]
     if not artifact.durable and verdict.placement not in SHARED and not facts.missing:
+        from ckptctl.checks import cache  # here, like the others below: most checks don't need it, and it takes milliseconds
+
         found += cache.no_cache(facts.real, deadline_s=left_s())
     found += drain.staged(facts.mount, deadline_s=left_s())
     quotas, unknown_quotas = tools.quotas(facts, deadline_s=left_s())
@@ -333,6 +335,8 @@ def _probe(facts: PathFacts, verdict: PlacementVerdict, left_s: float) -> tuple[
     if not verdict.allowed or facts.missing or not facts.writable:
         message = "nothing was written as a probe: the folder is missing, not writable or refused"
         return (Finding("not-probed", Severity.INFO, message, where=facts.real),)
+    from ckptctl.checks import capabilities
+
     return capabilities.probe(facts.existing, deadline_s=left_s, lustre=facts.mount.type == "lustre")
 
 

@@ -17,6 +17,7 @@ from typing import Any
 
 from ckptctl.checks import scratch, tools
 from ckptctl.checks.child import run_in_child
+from ckptctl.checks.path import not_writable
 from ckptctl.errors import CkptctlError, DeadlineExceeded, StorageFault
 from ckptctl.model.report import Finding, Severity
 
@@ -125,17 +126,6 @@ _BROKEN = {
     "kept-on-this-node": "Lustre puts new files on this node's own disk (PCC, read-write) until it attaches or archives them",
     "reads-differ": "what was written and fsynced is read back differently",
 }
-
-
-def not_writable(number: int, where: str, *, uid: int, during: str = "") -> Finding:
-    """Return the finding for a folder in which no files can be created."""
-    message = f"no files can be created here as uid {uid}: {os.strerror(number)}{during}"
-    remedy = {
-        errno.EACCES: "check as the user of the job, or have the folder's permissions changed",
-        errno.ENOTDIR: "name a folder",
-    }.get(number, "look at the mount on this node")
-    facts = {"errno": number, "uid": uid}
-    return Finding("not-writable", Severity.ERROR, message, where=where, remedy=remedy, facts=facts)
 
 
 def _write(path: str, data: mmap.mmap, create: int, direct: int = 0) -> None:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 from dataclasses import asdict
 from typing import Any
 
-from ckptctl.checks.capabilities import not_writable
 from ckptctl.checks.child import run_in_child
 from ckptctl.model.mount import PathFacts
 from ckptctl.model.report import Finding, Severity
@@ -102,3 +102,14 @@ def _space(facts: PathFacts) -> list[Finding]:
         elif free * 10 < total:  # parallel file systems can refuse long before: the fullest target decides
             found.append(Finding(f"low-{name}", Severity.WARNING, message, where=facts.existing, facts=numbers))
     return found
+
+
+def not_writable(number: int, where: str, *, uid: int, during: str = "") -> Finding:
+    """Return the finding for a folder in which no files can be created."""
+    message = f"no files can be created here as uid {uid}: {os.strerror(number)}{during}"
+    remedy = {
+        errno.EACCES: "check as the user of the job, or have the folder's permissions changed",
+        errno.ENOTDIR: "name a folder",
+    }.get(number, "look at the mount on this node")
+    facts = {"errno": number, "uid": uid}
+    return Finding("not-writable", Severity.ERROR, message, where=where, remedy=remedy, facts=facts)
