@@ -8,7 +8,7 @@ import secrets
 import statistics
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from ckptctl.actions.nodes import collect
@@ -28,6 +28,7 @@ _START_S = 30.0
 class ProofResult:
     """The proof of one path: the verdict, and how long a token took to be seen by another node, in seconds.
 
+    `visible_s` has it by reader and writer, for the pairs that were asked; empty for a kept proof.
     `age_s` is None for a proof made now; else it was made that long ago, and its nodes, boots and mounts are still the same.
     """
 
@@ -38,6 +39,7 @@ class ProofResult:
     visible_median_s: float | None = None
     visible_max_s: float | None = None
     age_s: float | None = None
+    visible_s: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
 
 
 def prove(scheduler: Scheduler, job: Job, path: str, settings: Settings, *, fresh: bool = False) -> ProofResult:
@@ -83,6 +85,7 @@ def prove(scheduler: Scheduler, job: Job, path: str, settings: Settings, *, fres
         views=views,
         visible_median_s=statistics.median(times) if times else None,
         visible_max_s=max(times, default=None),
+        visible_s={node: dict(read[node]["seconds"]) for node in answered},
     )
     if name and verdict.proof is Proof.PROVED and settings.proof_ttl_s:
         seconds = {"visible_median_s": result.visible_median_s, "visible_max_s": result.visible_max_s}

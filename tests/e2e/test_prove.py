@@ -30,6 +30,9 @@ def test_nodes_that_share_the_folder_are_proved_and_nothing_is_left(cluster: Clu
     assert seen["verdict"]["proof"] == "PROVED"
     assert seen["verdict"]["reason"] == "5/5 nodes share it"
     assert seen["visible_max_s"] < 30
+    pairs = {(reader, writer) for reader, times in seen["visible_s"].items() for writer in times}
+    assert pairs == {(reader, writer) for reader in seen["nodes"] for writer in seen["nodes"] if reader != writer}
+    assert max(seconds for times in seen["visible_s"].values() for seconds in times.values()) == seen["visible_max_s"]
     assert not [path for path in cluster.shared.iterdir() if path.name.startswith((".ckptctl-proof", "new"))]
 
 
